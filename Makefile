@@ -1,0 +1,47 @@
+# make demo   a comparison of two qualities, rendered headless: on the CPU with a tiny checkpoint, or
+#             make demo CHECKPOINT=folder PRESET=FAST_20 PROMPT='{...}' WIDTH=1024 HEIGHT=1024 SEED=0 on a GPU
+# make test   every test, the type checker and the linter; with a real ComfyUI where one is found
+# make format the formatter
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PACKAGE_LINK := build/ideogram4_fusion
+
+.PHONY: demo test test-comfyui lint format clean
+.DELETE_ON_ERROR:
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[headless,test]"
+	touch $@
+
+# The type checker must see the pack under its import name, whatever its folder is called.
+PACKAGES := __init__.py benchmarks checkpoint comparison fusion hosts kernels nodes sampling tests
+$(PACKAGE_LINK):
+	mkdir -p $@
+	for part in $(PACKAGES); do ln -sfn ../../$$part $@/$$part; done
+
+demo: $(INSTALLED)
+	$(BIN)/ideogram4-fusion --output output \
+	  $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") $(if $(PRESET),--preset $(PRESET)) \
+	  $(if $(PROMPT),--prompt '$(PROMPT)') $(if $(WIDTH),--width $(WIDTH)) $(if $(HEIGHT),--height $(HEIGHT)) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(QUALITIES),--qualities $(QUALITIES))
+
+lint: $(INSTALLED) $(PACKAGE_LINK)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	cd build && ../$(BIN)/mypy --config-file ../pyproject.toml -p ideogram4_fusion
+
+test: lint
+	$(BIN)/python -m pytest -q --ignore tests/comfyui
+	PYTHON=$(BIN)/python sh tests/comfyui/run.sh
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build output .cache
