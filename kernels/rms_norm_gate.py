@@ -1,0 +1,154 @@
+"""x + tanh(gate) * RMSNorm(branch): the norm behind attention and the feed-forward, its gate and the residual."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from .errors import KernelDeclined
+from .numerics import round_bf16, rsqrt, to_bf16, to_fp32
+from .row_reduction import LANES, TILE, add_squares, fold_lanes, tile_columns
+from .rows import (
+    ROWS_PER_PROGRAM,
+    broadcast_strides,
+    decline_modulation,
+    decline_rows,
+    decline_weight,
+    launch,
+)
+
+
+def rms_norm_gate_reference(
+    x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """The chain as both hosts write it: tanh, norm, product and sum are each rounded to bf16."""
+    return x + torch.tanh(gate) * F.rms_norm(branch, weight.shape, weight, eps)
+
+
+def decline(x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float) -> str | None:
+    """Why the kernel does not take these arguments, or None."""
+    if x.shape != branch.shape or x.device != branch.device:
+        return f"the residual {list(x.shape)} and the branch {list(branch.shape)} differ"
+    return (
+        decline_rows("the residual", x)
+        or decline_rows("the branch", branch)
+        or decline_weight(weight, branch)
+        or decline_modulation("gate", gate, x)
+    )
+
+
+@triton.jit
+def _rms_norm_gate_kernel(
+    x_ptr,
+    branch_ptr,
+    weight_ptr,
+    gate_ptr,
+    out_ptr,
+    rows,
+    tokens,
+    x_batch_stride,
+    x_token_stride,
+    branch_batch_stride,
+    branch_token_stride,
+    gate_batch_stride,
+    gate_token_stride,
+    eps,
+    N: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
+    valid = row < rows
+    x_ptr += (row // tokens) * x_batch_stride + (row % tokens) * x_token_stride
+    branch_ptr += (row // tokens) * branch_batch_stride + (row % tokens) * branch_token_stride
+    gate_ptr += (row // tokens) * gate_batch_stride + (row % tokens) * gate_token_stride
+    out_ptr += row * N
+    columns = tile_columns()
+
+    total = tl.zeros([ROWS, LANES], dtype=tl.float32)
+    tiles = ()
+    for start in tl.static_range(0, N, TILE):
+        inside = valid & (start + columns < N) if start + TILE > N else valid
+        tile = tl.load(branch_ptr + start + columns, mask=inside, other=0.0)
+        total = add_squares(total, to_fp32(tile), ROWS)
+        tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
+    rstd = rsqrt(tl.div_rn(fold_lanes(total, ROWS), N * 1.0) + eps)[:, None, None]
+
+    for start in tl.static_range(0, N, TILE):
+        inside = valid & (start + columns < N) if start + TILE > N else valid
+        weight = to_fp32(tl.load(weight_ptr + start + columns, mask=start + columns < N))
+        gate = to_fp32(tl.load(gate_ptr + start + columns, mask=inside))
+        x = to_fp32(tl.load(x_ptr + start + columns, mask=inside))
+        normed = round_bf16(weight * (rstd * to_fp32(tiles[start // TILE])))
+        tl.store(out_ptr + start + columns, to_bf16(x + round_bf16(gate * normed)), mask=inside)
+
+
+def launch_rms_norm_gate(
+    x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """`rms_norm_gate` without its checks, for callers that have made them."""
+    batch, tokens, hidden = x.shape
+    # tanh stays ATen's: the gate is one row, libdevice's tanh differs from ATen's in 254 of the 65,536 bf16 values,
+    # and whatever instruction a later ATen takes, this cannot differ from it.
+    gate = torch.tanh(gate)
+    out = torch.empty((batch, tokens, hidden), dtype=x.dtype, device=x.device)
+    rows = batch * tokens
+    launch(
+        _rms_norm_gate_kernel,
+        triton.cdiv(rows, ROWS_PER_PROGRAM),
+        x,
+        x,
+        branch,
+        weight,
+        gate,
+        out,
+        rows,
+        tokens,
+        x.stride(0),
+        x.stride(1),
+        branch.stride(0),
+        branch.stride(1),
+        *broadcast_strides(gate),
+        eps,
+        N=hidden,
+        ROWS=ROWS_PER_PROGRAM,
+        num_warps=4,
+    )
+    return out
+
+
+def rms_norm_gate(
+    x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """bf16(x + bf16(bf16(tanh(gate)) * bf16(RMSNorm(branch; weight, eps)))), statistics in fp32 in ATen's order.
+
+    Args:
+        x: the residual, [B, T, D] bf16; batch and token strides are free, D a multiple of 4 and at most 8192.
+        branch: output of attention or of the feed-forward, like `x`.
+        weight: [D] bf16.
+        gate: [1 or B, 1 or T, D] bf16, before tanh; may be a strided `chunk` of the modulation.
+        eps: added to the mean square.
+
+    Returns:
+        [B, T, D] bf16, contiguous; byte-equal on CUDA to `rms_norm_gate_reference`.
+
+    Raises:
+        KernelDeclined: the arguments are outside the above; the message says which and why.
+    """
+    if reason := decline(x, branch, weight, gate, eps):
+        raise KernelDeclined(reason)
+    return launch_rms_norm_gate(x, branch, weight, gate, eps)
+
+
+@torch.library.custom_op("ideogram4_fusion::rms_norm_gate", mutates_args=())
+def rms_norm_gate_op(
+    x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """`rms_norm_gate` as an operator that torch.compile keeps whole."""
+    return rms_norm_gate(x, branch, weight, gate, eps)
+
+
+@rms_norm_gate_op.register_fake
+def _(x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

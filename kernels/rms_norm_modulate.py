@@ -1,0 +1,127 @@
+"""RMSNorm(x) * (1 + scale): the norm in front of attention and of the feed-forward, with its adaLN scale."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from .errors import KernelDeclined
+from .numerics import round_bf16, rsqrt, to_bf16, to_fp32
+from .row_reduction import LANES, TILE, add_squares, fold_lanes, tile_columns
+from .rows import (
+    ROWS_PER_PROGRAM,
+    broadcast_strides,
+    decline_modulation,
+    decline_rows,
+    decline_weight,
+    launch,
+)
+
+
+def rms_norm_modulate_reference(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+    """The chain as both hosts write it: three tensors rounded to bf16, the norm, 1 + scale and the product."""
+    return F.rms_norm(x, weight.shape, weight, eps) * (1.0 + scale)
+
+
+def decline(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> str | None:
+    """Why the kernel does not take these arguments, or None."""
+    return decline_rows("x", x) or decline_weight(weight, x) or decline_modulation("scale", scale, x)
+
+
+@triton.jit
+def _rms_norm_modulate_kernel(
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    out_ptr,
+    rows,
+    tokens,
+    x_batch_stride,
+    x_token_stride,
+    scale_batch_stride,
+    scale_token_stride,
+    eps,
+    N: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
+    valid = row < rows
+    x_ptr += (row // tokens) * x_batch_stride + (row % tokens) * x_token_stride
+    scale_ptr += (row // tokens) * scale_batch_stride + (row % tokens) * scale_token_stride
+    out_ptr += row * N
+    columns = tile_columns()
+
+    total = tl.zeros([ROWS, LANES], dtype=tl.float32)
+    tiles = ()
+    for start in tl.static_range(0, N, TILE):
+        inside = valid & (start + columns < N) if start + TILE > N else valid
+        tile = tl.load(x_ptr + start + columns, mask=inside, other=0.0)
+        total = add_squares(total, to_fp32(tile), ROWS)
+        tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
+    rstd = rsqrt(tl.div_rn(fold_lanes(total, ROWS), N * 1.0) + eps)[:, None, None]
+
+    for start in tl.static_range(0, N, TILE):
+        inside = valid & (start + columns < N) if start + TILE > N else valid
+        weight = to_fp32(tl.load(weight_ptr + start + columns, mask=start + columns < N))
+        scale = to_fp32(tl.load(scale_ptr + start + columns, mask=inside))
+        normed = round_bf16(weight * (rstd * to_fp32(tiles[start // TILE])))
+        tl.store(out_ptr + start + columns, to_bf16(normed * round_bf16(1.0 + scale)), mask=inside)
+
+
+def launch_rms_norm_modulate(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm_modulate` without its checks, for callers that have made them."""
+    batch, tokens, hidden = x.shape
+    out = torch.empty((batch, tokens, hidden), dtype=x.dtype, device=x.device)
+    rows = batch * tokens
+    launch(
+        _rms_norm_modulate_kernel,
+        triton.cdiv(rows, ROWS_PER_PROGRAM),
+        x,
+        x,
+        weight,
+        scale,
+        out,
+        rows,
+        tokens,
+        x.stride(0),
+        x.stride(1),
+        *broadcast_strides(scale),
+        eps,
+        N=hidden,
+        ROWS=ROWS_PER_PROGRAM,
+        num_warps=4,
+    )
+    return out
+
+
+def rms_norm_modulate(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+    """bf16(bf16(RMSNorm(x; weight, eps)) * bf16(1 + scale)), statistics in fp32 in ATen's order.
+
+    Args:
+        x: [B, T, D] bf16; batch and token strides are free, D a multiple of 4 and at most 8192.
+        weight: [D] bf16.
+        scale: [1 or B, 1 or T, D] bf16, before 1 is added; may be a strided `chunk` of the modulation.
+        eps: added to the mean square.
+
+    Returns:
+        [B, T, D] bf16, contiguous; byte-equal on CUDA to `rms_norm_modulate_reference`.
+
+    Raises:
+        KernelDeclined: the arguments are outside the above; the message says which and why.
+    """
+    if reason := decline(x, weight, scale, eps):
+        raise KernelDeclined(reason)
+    return launch_rms_norm_modulate(x, weight, scale, eps)
+
+
+@torch.library.custom_op("ideogram4_fusion::rms_norm_modulate", mutates_args=())
+def rms_norm_modulate_op(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm_modulate` as an operator that torch.compile keeps whole."""
+    return rms_norm_modulate(x, weight, scale, eps)
+
+
+@rms_norm_modulate_op.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -1,0 +1,58 @@
+"""The sum of squares of a row, added up in the order of ATen's CUDA rms_norm.
+
+ATen gives a row of a vectorised rms_norm to 128 threads that read four neighbours at a time: thread t takes the
+elements 512*k + 4*t + e and adds their squares one after another, k outside, e inside. The 32 lanes of a warp are then
+folded by halves (16, 8, 4, 2, 1), and the four warps as (0 + 2) + (1 + 3). Source: `aten/src/ATen/native/cuda/
+layer_norm_kernel.cu`, `vectorized_layer_norm_kernel` with `rms_norm` set, as in PyTorch 2.11. The fold is spelt out
+because the order inside `tl.sum` has changed between Triton versions. A bf16 square is exact in fp32, so a fused
+multiply-add and a multiply followed by an add give the same sum.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LANES = tl.constexpr(128)
+VECTOR = tl.constexpr(4)
+TILE = tl.constexpr(512)  # LANES * VECTOR
+
+
+@triton.jit
+def tile_columns():
+    """Column numbers of one tile, [1, LANES, VECTOR]."""
+    return tl.arange(0, LANES)[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
+
+
+@triton.jit
+def add_squares(total, tile, ROWS: tl.constexpr):
+    """Adds a tile's squares to each lane's running total, element 0 to 3: [ROWS, LANES], [ROWS, LANES, VECTOR]."""
+    even, odd = tl.split(tl.reshape(tile, (ROWS, LANES, 2, 2)))
+    e0, e2 = tl.split(even)
+    e1, e3 = tl.split(odd)
+    total = tl.fma(e0, e0, total)
+    total = tl.fma(e1, e1, total)
+    total = tl.fma(e2, e2, total)
+    return tl.fma(e3, e3, total)
+
+
+@triton.jit
+def _fold(v, ROWS: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr):
+    """Adds the upper half of the last axis to the lower: [ROWS, GROUPS, 2 * HALF] -> [ROWS, GROUPS, HALF]."""
+    lower, upper = tl.split(tl.permute(tl.reshape(v, (ROWS, GROUPS, 2, HALF)), (0, 1, 3, 2)))
+    return lower + upper
+
+
+@triton.jit
+def fold_lanes(total, ROWS: tl.constexpr):
+    """Adds the 128 running totals up: [ROWS, LANES] -> [ROWS]."""
+    v = tl.reshape(total, (ROWS, 4, 32))
+    v = _fold(v, ROWS, 4, 16)
+    v = _fold(v, ROWS, 4, 8)
+    v = _fold(v, ROWS, 4, 4)
+    v = _fold(v, ROWS, 4, 2)
+    v = _fold(v, ROWS, 4, 1)
+    v = tl.reshape(v, (ROWS, 1, 4))
+    v = _fold(v, ROWS, 1, 2)
+    v = _fold(v, ROWS, 1, 1)
+    return tl.reshape(v, (ROWS,))

@@ -1,0 +1,75 @@
+"""silu(a) * b: the middle of the SwiGLU feed-forward w2(silu(w1 x) * w3 x)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from .errors import KernelDeclined
+from .numerics import round_bf16, silu, to_bf16, to_fp32
+from .rows import decline_tensor, interpreted, launch
+
+# 8 elements a thread at 8 warps, two 16-byte loads; the interpreter pays per program.
+BLOCK = 1 << 18 if interpreted() else 2048
+
+
+def silu_mul_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The chain as both hosts write it: silu is rounded to bf16, then the product."""
+    return F.silu(a) * b
+
+
+def decline(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """Why the kernel does not take these arguments, or None."""
+    if a.shape != b.shape or a.device != b.device:
+        return f"a {list(a.shape)} on {a.device} and b {list(b.shape)} on {b.device} differ"
+    if not (a.is_contiguous() and b.is_contiguous()):
+        return "a or b is not contiguous"
+    return decline_tensor("a", a) or decline_tensor("b", b)
+
+
+@triton.jit
+def _silu_mul_kernel(a_ptr, b_ptr, out_ptr, elements, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < elements
+    a = to_fp32(tl.load(a_ptr + offsets, mask=inside, other=0.0))
+    b = to_fp32(tl.load(b_ptr + offsets, mask=inside, other=0.0))
+    tl.store(out_ptr + offsets, to_bf16(round_bf16(silu(a)) * b), mask=inside)
+
+
+def launch_silu_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """`silu_mul` without its checks, for callers that have made them."""
+    out = torch.empty_like(a)
+    elements = a.numel()
+    launch(_silu_mul_kernel, triton.cdiv(elements, BLOCK), a, a, b, out, elements, BLOCK=BLOCK, num_warps=8)
+    return out
+
+
+def silu_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """bf16(bf16(a / (1 + exp(-a))) * b), inside in fp32.
+
+    Args:
+        a: bf16, contiguous, any shape; the output of w1.
+        b: like `a`; the output of w3.
+
+    Returns:
+        bf16 of the same shape; byte-equal on CUDA to `silu_mul_reference` for all 65,536 values of `a`.
+
+    Raises:
+        KernelDeclined: the arguments are outside the above; the message says which and why.
+    """
+    if reason := decline(a, b):
+        raise KernelDeclined(reason)
+    return launch_silu_mul(a, b)
+
+
+@torch.library.custom_op("ideogram4_fusion::silu_mul", mutates_args=())
+def silu_mul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """`silu_mul` as an operator that torch.compile keeps whole."""
+    return silu_mul(a, b)
+
+
+@silu_mul_op.register_fake
+def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(a)
