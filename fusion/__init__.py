@@ -1,0 +1,1 @@
+"""Which modules of a model can be fused, the proof that they may be, mounting and unmounting."""

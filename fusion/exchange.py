@@ -1,0 +1,39 @@
+"""Exchanges the forwards of modules for the length of a context."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+_MISSING = object()
+
+
+@contextlib.contextmanager
+def exchanged_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Lets each module run the given forward inside the context.
+
+    They are put back in `finally`, as they were: ComfyUI's interrupt is a BaseException.
+    """
+    before = [(module, module.__dict__.get("forward", _MISSING)) for module in forwards]
+    try:
+        for module, forward in forwards.items():
+            module.__dict__["forward"] = forward
+        yield
+    finally:
+        for module, forward in before:
+            if forward is _MISSING:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = forward
+
+
+def is_patched(module: nn.Module) -> bool:
+    """Whether something replaced this one module's forward.
+
+    ComfyUI leaves a bound copy of the class's own forward behind when it takes an object patch off; that is no patch.
+    """
+    forward = module.__dict__.get("forward")
+    return forward is not None and getattr(forward, "__func__", None) is not type(module).forward

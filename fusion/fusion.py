@@ -1,0 +1,130 @@
+"""Fusion at one quality: what a quality node makes, mounts on models and asks for a status."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from ..kernels.availability import unavailable
+from .chains import ROPE, Chain, load_chains
+from .host import Host
+from .mount import Mount
+from .proof import HIGH, LOSSLESS, Ledger
+from .self_test import self_test
+from .structure import Structure, inspect_model
+
+OFF = "off"
+QUALITIES = (OFF, LOSSLESS, HIGH)
+
+
+class Fusion:
+    """Fuses the blocks of every model it is mounted on, at one quality.
+
+    Args:
+        quality: `lossless` (a chain is fused once it is proven byte-equal to stock) or `high` (without that proof).
+        host: who owns the models.
+        device: where they run.
+        dtype: what they compute in; the kernels take bfloat16.
+        chains: the chains to fuse; those of `kernels/` where None.
+
+    Raises:
+        ValueError: any other quality. `off` is the absence of a Fusion.
+    """
+
+    def __init__(
+        self,
+        quality: str,
+        host: Host,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+        chains: Mapping[str, Chain] | None = None,
+    ) -> None:
+        if quality not in (LOSSLESS, HIGH):
+            raise ValueError(f"quality {quality!r} is neither {LOSSLESS} nor {HIGH}")
+        self.quality = quality
+        self.host = host
+        self.device = device
+        reason = None
+        if dtype != torch.bfloat16:
+            reason = f"the model computes in {str(dtype).removeprefix('torch.')} here, the kernels in bfloat16"
+        self.ledger = Ledger(quality, stock_reason=reason or unavailable(device))
+        self._chains: Mapping[str, Chain] = {}
+        if self.ledger.stock_reason is None:
+            self._chains = load_chains() if chains is None else chains
+            inexact = {name: why for name, chain in self._chains.items() if (why := chain.inexact(device)) is not None}
+            self.ledger.unprovable = frozenset(inexact)
+            if quality == LOSSLESS:
+                self.ledger.refused.update(inexact)
+        self._mounts: weakref.WeakKeyDictionary[nn.Module, Mount | str] = weakref.WeakKeyDictionary()
+
+    def self_test(self, root: nn.Module) -> None:
+        """Tries every chain that `root` has a site for on random numbers of its sizes; the status tells the outcome."""
+        mount = self._mount(root)
+        if isinstance(mount, Mount):
+            norm = inspect_model(root).blocks[0].attention_norm1
+            self_test(
+                self.ledger, self._chains, mount.chain_names, self.device, norm.normalized_shape[0], float(norm.eps)
+            )
+
+    @contextlib.contextmanager
+    def mounted(self, root: nn.Module) -> Iterator[None]:
+        """Fuses the blocks below `root` inside the context; outside, nothing of it is left on the model."""
+        mount = self._mount(root)
+        if isinstance(mount, str):
+            yield
+        else:
+            with mount.active():
+                yield
+
+    def status(self, root: nn.Module, foreign: Mapping[str, str] | None = None) -> str:
+        """One line: what is mounted on `root`, what is exact, and why the rest is not.
+
+        Args:
+            root: the model.
+            foreign: chain -> reason, for patches that are not on the model yet.
+        """
+        mount = self._mount(root)
+        if isinstance(mount, str):
+            return f"stock: {mount}"
+        aside = {**mount.foreign(), **(foreign or {}), **self.ledger.refused}
+        states: dict[str, list[str]] = {}
+        for name in mount.chain_names:
+            if name not in aside:
+                states.setdefault(self._state(name), []).append(name)
+        parts = [f"{', '.join(names)} {state}" for state, names in states.items()]
+        parts += [f"{name}: stock, {aside[name]}" for name in mount.chain_names if name in aside]
+        if ROPE not in mount.chain_names:
+            parts.append(f"rope: {self.host.name}'s own")
+        return f"{self.quality}: {mount.block_count}/{mount.block_count} blocks; {'; '.join(parts)}"
+
+    def unfused_reason(self, root: nn.Module) -> str | None:
+        """Why not one chain of `root` runs its kernel, or None where one does."""
+        mount = self._mount(root)
+        if isinstance(mount, str):
+            return mount
+        aside = {**mount.foreign(), **self.ledger.refused}
+        left = [name for name in mount.chain_names if name not in aside]
+        return None if left else "; ".join(f"{name}: {aside[name]}" for name in mount.chain_names)
+
+    def _state(self, chain: str) -> str:
+        if chain in self.ledger.proven:
+            return "exact"
+        if self.quality == LOSSLESS:
+            return "to be proven on the first step"
+        unequal, compared = self.ledger.differing.get(chain, (0, 0))
+        return f"fused ({unequal:,} of {compared:,} values differ)" if compared else "fused"
+
+    def _mount(self, root: nn.Module) -> Mount | str:
+        """The sites of a model, or the reason why it has none; worked out once per model."""
+        if self.ledger.stock_reason is not None:
+            return self.ledger.stock_reason
+        known = self._mounts.get(root)
+        if known is None:
+            structure: Structure = inspect_model(root)
+            known = structure.declined or Mount(structure, self.host, self._chains, self.ledger)
+            self._mounts[root] = known
+        return known

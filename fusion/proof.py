@@ -1,0 +1,118 @@
+"""Evidence that a fused chain equals the host's own, and what follows from it.
+
+Evidence is gathered in shadow: stock runs, and each chain is computed beside it on the very tensors that stock saw.
+Equality is that of bytes (-0.0 is not 0.0, a NaN equals only the same NaN). Counts stay on the device until the forward
+is over, so that a shadow forward does not wait for the GPU after every chain.
+
+What one forward can show: the norms of a 34-block forward over 512 tokens have 3e8 values, of which hundreds would
+differ if a row were added up in any other order than ATen's. Sums whose order is known to differ are not left to chance
+(`Chain.inexact`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import torch
+
+log = logging.getLogger("ideogram4_fusion")
+
+LOSSLESS, HIGH = "lossless", "high"
+
+_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """How many values of two tensors differ in their bytes, as an int64 scalar on their device.
+
+    Raises:
+        ValueError: shapes or dtypes differ.
+    """
+    if a.shape != b.shape or a.dtype != b.dtype:
+        raise ValueError(f"{a.dtype} {list(a.shape)} cannot equal {b.dtype} {list(b.shape)}")
+    as_integer = _INTEGER[a.element_size()]
+    return (a.contiguous().view(as_integer) != b.contiguous().view(as_integer)).sum()
+
+
+@dataclass
+class Count:
+    """Values compared so far, and the differing ones among them, still on the device."""
+
+    compared: int = 0
+    unequal: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.unequal.append(differing(a, b))
+        self.compared += a.numel()
+
+    def total(self) -> int:
+        return int(torch.stack(self.unequal).sum()) if self.unequal else 0
+
+
+@dataclass
+class Evidence:
+    """What one shadow forward saw: per chain, and for the blocks' structure as a whole."""
+
+    chains: dict[str, Count] = field(default_factory=dict)
+    structure: Count = field(default_factory=Count)
+    witnesses: list[tuple[set[Hashable], Hashable]] = field(default_factory=list)
+
+    def count(self, chain: str) -> Count:
+        return self.chains.setdefault(chain, Count())
+
+
+@dataclass
+class Ledger:
+    """What one Fusion has learnt: the chains it refuses and why, and whether the blocks are what they seem.
+
+    Attributes:
+        quality: `lossless` refuses a chain that differs anywhere; `high` only one that fails to run.
+        refused: chain -> reason; such a chain runs its eager form from then on.
+        differing: chain -> (differing, compared) of the last shadow forward; how far `high` is from stock.
+        unprovable: chains that cannot be equal here in principle, whatever a comparison shows.
+        proven: chains that a whole shadow forward or a self-test found equal.
+        stock_reason: why the whole model runs stock, or None.
+        revision: counts the conclusions drawn so far; a status is worth telling again when it has moved.
+    """
+
+    quality: str
+    refused: dict[str, str] = field(default_factory=dict)
+    differing: dict[str, tuple[int, int]] = field(default_factory=dict)
+    proven: set[str] = field(default_factory=set)
+    unprovable: frozenset[str] = frozenset()
+    stock_reason: str | None = None
+    revision: int = 0
+
+    def refuse(self, chain: str, reason: str) -> None:
+        """Sends a chain back to its eager form, and says so once."""
+        if chain not in self.refused:
+            self.refused[chain] = reason
+            self.revision += 1
+            self.proven.discard(chain)
+            log.warning("Ideogram 4 fusion: %s runs stock: %s", chain, reason)
+
+    def judge(self, chain: str, count: Count) -> None:
+        """Takes the outcome of a comparison of one chain."""
+        unequal = count.total()
+        self.differing[chain] = (unequal, count.compared)
+        if unequal and self.quality == LOSSLESS:
+            self.refuse(chain, f"{unequal:,} of {count.compared:,} values differ")
+        elif not unequal and count.compared and chain not in self.refused and chain not in self.unprovable:
+            self.proven.add(chain)
+
+    def settle(self, evidence: Evidence) -> None:
+        """Draws the conclusions of a shadow forward that came to its end."""
+        self.revision += 1
+        if unequal := evidence.structure.total():
+            self.stock_reason = (
+                f"the blocks compute something else than their parts suggest, or do not repeat themselves "
+                f"({unequal:,} of {evidence.structure.compared:,} values differ from stock)"
+            )
+            log.warning("Ideogram 4 fusion: the model runs stock: %s", self.stock_reason)
+            return
+        for chain, count in evidence.chains.items():
+            self.judge(chain, count)
+        for proven, signature in evidence.witnesses:
+            proven.add(signature)

@@ -1,0 +1,47 @@
+"""Runs every chain once on random numbers of the model's sizes, before its first image.
+
+It compiles the kernels while nobody waits for a step, and lets a status line say what a GPU can do before anything was
+sampled. The proof that counts is still the shadow of the first real forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from .chains import GATE, MODULATE, ROPE, SILU_MUL, Chain
+from .proof import Count, Ledger
+
+# Two images with a modulation of their own and an odd number of tokens: at the model's 4608 columns some 10 values
+# would differ if a row were added up in another order (one in a million does, by simulation).
+BATCH, TOKENS = 2, 1025
+
+
+def self_test(
+    ledger: Ledger, chains: Mapping[str, Chain], names: Iterable[str], device: torch.device, hidden: int, eps: float
+) -> None:
+    """Judges each named chain at hidden size `hidden`; refuses those that are unequal (lossless) or raise."""
+    generator = torch.Generator(device=device).manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device).bfloat16()
+
+    x, branch, weight = random(BATCH, TOKENS, hidden), random(BATCH, TOKENS, hidden), random(hidden)
+    first, second, *_ = random(BATCH, 1, 4 * hidden).chunk(4, dim=-1)
+    arguments: dict[str, tuple[object, ...]] = {
+        MODULATE: (x, weight, first, eps),
+        GATE: (x, branch, weight, second, eps),
+        SILU_MUL: (x, branch),
+        ROPE: (x.view(BATCH, TOKENS, -1, 4), random(BATCH, TOKENS, 4), random(BATCH, TOKENS, 4)),
+    }
+    for name in names:
+        if name in ledger.refused:
+            continue
+        count = Count()
+        try:
+            count.add(chains[name].fused(*arguments[name]), chains[name].eager(*arguments[name]))
+        except Exception as error:
+            ledger.refuse(name, f"its kernel raised {type(error).__name__}: {error}")
+        else:
+            ledger.judge(name, count)

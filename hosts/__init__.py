@@ -1,0 +1,1 @@
+"""Where a model lives: ComfyUI or diffusers."""

@@ -1,0 +1,1 @@
+"""diffusers around the pack: a checkpoint folder, rendered and compared from the command line."""
