@@ -1,0 +1,130 @@
+"""Every tensor that a transformer must have, and the check that a file has these and no others."""
+
+from __future__ import annotations
+
+from .dimensions import Dimensions
+from .errors import CheckpointError
+from .header import Header, TensorInfo
+from .layout import FUSED_PARTS, SPLIT_PARTS, Layout, Naming
+from .quantisation import quantised_layers
+
+_FLOATS = ("BF16", "F16", "F32")
+_SCALAR = ((), (1,))
+_NAMED_AT_MOST = 3
+
+
+def linear_shapes(dims: Dimensions, naming: Naming) -> dict[str, tuple[int, int]]:
+    """Module name -> [out, in] of the weight of every Linear.
+
+    211 of them for the official model with fused names. Source of the names: Comfy-Org's and diffusers' transformer
+    classes, which differ in attention's only.
+    """
+    hidden, inner = dims.hidden_size, dims.intermediate_size
+    shapes = {
+        "input_proj": (hidden, dims.in_channels),
+        "llm_cond_proj": (hidden, dims.llm_features_dim),
+        "t_embedding.mlp_in": (hidden, hidden),
+        "t_embedding.mlp_out": (hidden, hidden),
+        "adaln_proj": (dims.adaln_dim, hidden),
+        "final_layer.linear": (dims.in_channels, hidden),
+        "final_layer.adaln_modulation": (hidden, dims.adaln_dim),
+    }
+    attention = FUSED_PARTS if naming == "fused" else SPLIT_PARTS
+    for layer in range(dims.num_layers):
+        block = f"layers.{layer}"
+        for part in attention:
+            shapes[f"{block}.attention.{part}"] = (3 * hidden if part == "qkv" else hidden, hidden)
+        shapes[f"{block}.feed_forward.w1"] = (inner, hidden)
+        shapes[f"{block}.feed_forward.w2"] = (hidden, inner)
+        shapes[f"{block}.feed_forward.w3"] = (inner, hidden)
+        shapes[f"{block}.adaln_modulation"] = (4 * hidden, dims.adaln_dim)
+    return shapes
+
+
+def other_shapes(dims: Dimensions, naming: Naming) -> dict[str, tuple[int, ...]]:
+    """Tensor name -> shape of everything that is no Linear's weight: biases, norms, the indicator's embedding."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "llm_cond_norm.weight": (dims.llm_features_dim,),
+        "embed_image_indicator.weight": (2, dims.hidden_size),
+    }
+    for module, (out, _) in linear_shapes(dims, naming).items():
+        if ".attention." not in module and ".feed_forward." not in module:
+            shapes[f"{module}.bias"] = (out,)
+    for layer in range(dims.num_layers):
+        for norm in ("attention.norm_q", "attention.norm_k"):
+            shapes[f"layers.{layer}.{norm}.weight"] = (dims.attention_head_dim,)
+        for norm in ("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2"):
+            shapes[f"layers.{layer}.{norm}.weight"] = (dims.hidden_size,)
+    return shapes
+
+
+def check_complete(header: Header, layout: Layout, dims: Dimensions) -> None:
+    """Compares names, shapes and dtypes with those that `dims` ask for; tensors outside the prefix are left alone.
+
+    Raises:
+        CheckpointError: tensors are missing, unknown, or of a wrong shape or dtype; up to three of each are named.
+    """
+    prefix = layout.prefix
+    found = {name.removeprefix(prefix): info for name, info in header.tensors.items() if name.startswith(prefix)}
+    quantised = quantised_layers(header, prefix)
+    missing: list[str] = []
+    wrong: list[str] = []
+    seen: set[str] = set()
+
+    def expect(name: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]) -> None:
+        seen.add(name)
+        info = found.get(name)
+        if info is None:
+            missing.append(name)
+        elif info.shape not in shapes or info.dtype not in dtypes:
+            wanted = TensorInfo("/".join(dtypes), shapes[0])
+            wrong.append(f"{name} is {_words(info)}, expected {_words(wanted)}")
+
+    for name, shape in other_shapes(dims, layout.naming).items():
+        expect(name, (shape,), _FLOATS)
+    for module, shape in linear_shapes(dims, layout.naming).items():
+        weight = found.get(f"{module}.weight")
+        if layout.scale is None or weight is None or weight.dtype != "F8_E4M3":
+            # Files that keep the sensitive layers in bf16 are complete too.
+            expect(f"{module}.weight", (shape,), _FLOATS)
+            continue
+        expect(f"{module}.weight", (shape,), ("F8_E4M3",))
+        if layout.weights == "fp8_row_wise":
+            expect(f"{module}.{layout.scale}", (shape[:1],), ("F32",))
+            continue
+        expect(f"{module}.{layout.scale}", _SCALAR, ("F32",))
+        if layout.scale == "scale_weight":
+            optional = f"{module}.scale_input"
+        else:
+            optional = f"{module}.input_scale"
+            if module in quantised:
+                seen.add(f"{module}.comfy_quant")
+        if optional in found:
+            expect(optional, _SCALAR, ("F32",))
+    if layout.scale == "scale_weight":
+        seen.add("scaled_fp8")
+
+    unknown = [name for name in found if name not in seen]
+    complaints = [
+        _complaint(f"{len(names)} tensor{'s' if len(names) > 1 else ''} {what}", names)
+        for what, names in (("missing", missing), ("unknown", unknown), ("of a wrong shape or dtype", wrong))
+        if names
+    ]
+    if complaints:
+        key = next(iter(missing or unknown or [wrong[0].partition(" is ")[0]]))
+        raise CheckpointError(
+            header.file,
+            "; ".join(complaints),
+            "The file is damaged or of another version: download it again, or use "
+            "ideogram4_fp8_scaled.safetensors of Comfy-Org/Ideogram-4",
+            prefix + key,
+        )
+
+
+def _words(info: TensorInfo) -> str:
+    return f"{list(info.shape)} {info.dtype}"
+
+
+def _complaint(what: str, names: list[str]) -> str:
+    rest = len(names) - _NAMED_AT_MOST
+    return f"{what}: {', '.join(names[:_NAMED_AT_MOST])}{f' and {rest} more' if rest > 0 else ''}"

@@ -1,0 +1,148 @@
+"""The names, dtypes and shapes in safetensors files, without reading a tensor."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from .errors import CheckpointError
+
+_DOWNLOAD_AGAIN = "Download it again and compare the size with the one shown on its page."
+_USE_SAFETENSORS = "Use the .safetensors version of the model."
+
+# First bytes (lower case) of what is most often found under a checkpoint's name.
+_OTHER_FORMATS: tuple[tuple[bytes, str, str], ...] = (
+    (
+        b"version https://git-lfs",
+        "this is a Git LFS pointer, a short text in place of the weights",
+        "Fetch the weights themselves with `git lfs pull`, or download the file from its page.",
+    ),
+    (
+        b"<",
+        "this is a web page saved under the model's name",
+        "The download needs a login or an accepted licence: sign in on the model's page, then download again.",
+    ),
+    (
+        b"{",
+        "this is a JSON text, not weights",
+        "A server's error message may have been saved in the model's place: download the file again.",
+    ),
+    (b"gguf", "this is a GGUF file", "Load it with a GGUF loader node, or use the .safetensors version of the model."),
+    (b"pk\x03\x04", "this is a PyTorch pickle (.pt, .ckpt, .bin)", _USE_SAFETENSORS),
+    (b"\x80\x02", "this is a Python pickle (.pt, .ckpt, .bin)", _USE_SAFETENSORS),
+)
+_LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a header says of one tensor. `dtype` is safetensors' name for it, such as "BF16" or "F8_E4M3"."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The headers of one model's files, merged."""
+
+    paths: tuple[Path, ...]
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+
+    @property
+    def file(self) -> Path:
+        """The file to name in a message."""
+        return self.paths[0]
+
+
+def find_shards(path: Path) -> tuple[Path, ...]:
+    """All files of the model that `path` belongs to: itself, or every `NAME-0000i-of-0000n` beside it.
+
+    Raises:
+        CheckpointError: a shard is missing.
+    """
+    match = _SHARD.fullmatch(path.name)
+    if match is None:
+        return (path,)
+    count = int(match["count"])
+    names = [f"{match['stem']}-{i:05d}-of-{count:05d}{match['suffix']}" for i in range(1, count + 1)]
+    shards = tuple(path.with_name(name) for name in names)
+    for shard in shards:
+        if not shard.exists():
+            raise CheckpointError(
+                path,
+                f"the model has {count} parts and {shard.name} is missing",
+                f"Download all {count} parts into {path.parent}.",
+            )
+    return shards
+
+
+def read_header(paths: Path | Sequence[Path]) -> Header:
+    """Reads the headers of one safetensors file or of all shards of a model.
+
+    Raises:
+        CheckpointError: a file is absent, empty, cut short or no safetensors file, or a tensor is in two shards.
+    """
+    files = (paths,) if isinstance(paths, Path) else tuple(paths)
+    tensors: dict[str, TensorInfo] = {}
+    metadata: dict[str, str] = {}
+    for file in files:
+        found, about = _read_one(file)
+        for key in found.keys() & tensors.keys():
+            raise CheckpointError(
+                file, "another part of the model holds this tensor too", "Keep the parts of one version.", key
+            )
+        tensors.update(found)
+        metadata = {**about, **metadata}
+    return Header(files, tensors, metadata)
+
+
+def _read_one(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    if not file.is_file():
+        problem = "this is a folder" if file.is_dir() else "there is no such file"
+        raise CheckpointError(file, problem, "Choose the transformer's .safetensors file.")
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            tensors = {}
+            for key in opened.keys():  # noqa: SIM118 - safe_open is no mapping
+                piece = opened.get_slice(key)
+                tensors[key] = TensorInfo(piece.get_dtype(), tuple(piece.get_shape()))
+            return tensors, dict(opened.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise _explain(file, error) from error
+
+
+def _explain(file: Path, error: Exception) -> CheckpointError:
+    """What the file is, from its size and first bytes, now that it is known not to be a whole safetensors file."""
+    size = file.stat().st_size
+    if size == 0:
+        return CheckpointError(file, "the file is empty", _DOWNLOAD_AGAIN)
+    with file.open("rb") as opened:
+        first = opened.read(64)
+        for magic, problem, advice in _OTHER_FORMATS:
+            if first.lstrip().lower().startswith(magic) or first.startswith(magic):
+                return CheckpointError(file, problem, advice)
+        # Layout of a safetensors file: 8 bytes little-endian length of the JSON header, the header, the data.
+        length = int.from_bytes(first[:8], "little")
+        if first[8:9] not in (b"{", b"") or length > _LONGEST_HEADER:
+            return CheckpointError(file, f"this is no safetensors file ({error})", _USE_SAFETENSORS)
+        if 8 + length > size:
+            return CheckpointError(file, "the file is cut short within its header", _DOWNLOAD_AGAIN)
+        opened.seek(8)
+        header = opened.read(length)
+    try:
+        entries = json.loads(header)
+        data = max(entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return CheckpointError(file, f"the safetensors header is damaged ({error})", _DOWNLOAD_AGAIN)
+    expected = 8 + length + data
+    if size < expected:
+        return CheckpointError(file, f"the file is cut short: {size:,} of {expected:,} bytes", _DOWNLOAD_AGAIN)
+    return CheckpointError(file, f"the file is damaged ({error})", _DOWNLOAD_AGAIN)
