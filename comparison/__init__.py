@@ -1,0 +1,1 @@
+"""Two renders of one seed: metrics, verdict, report, pictures."""
