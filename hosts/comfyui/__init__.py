@@ -1,0 +1,1 @@
+"""ComfyUI core around the pack: loading, fusing, sampling and comparing its MODEL objects."""

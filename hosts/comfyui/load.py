@@ -1,0 +1,138 @@
+"""A transformer file of any published layout and any size -> ComfyUI's MODEL."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import comfy.model_detection
+import comfy.model_management
+import comfy.model_patcher
+import comfy.utils
+import torch
+from comfy.model_patcher import ModelPatcher
+
+from ...checkpoint.convert import StateDict, dequantise_row_wise, strip_prefix, to_fused_names
+from ...checkpoint.errors import CheckpointError
+from ...checkpoint.inspection import Checkpoint, inspect_checkpoint
+
+# Core reads any other ending as a pickle.
+_ENDINGS = (".safetensors", ".sft")
+
+
+def describe_file(path: str | os.PathLike[str]) -> str:
+    """Such as "official row-wise fp8, fused qkv, 34 layers x 4608"; reads the header only.
+
+    Raises:
+        CheckpointError: as `load_diffusion_model`.
+    """
+    return _inspect(path).describe()
+
+
+def load_diffusion_model(path: str | os.PathLike[str], disable_dynamic: bool = False) -> ModelPatcher:
+    """Loads an Ideogram 4 transformer the way core's Load Diffusion Model does, once the file is proven complete.
+
+    Core's own loader takes the official fp8 file and diffusers' names for its own layout and drops what it does not
+    know. Here row-wise fp8 becomes bfloat16 on the CPU (twice the file's size in RAM), split q, k, v are fused, and
+    per-tensor fp8 goes to core's quantised operations as it is.
+
+    Args:
+        path: the .safetensors file, or any shard of it.
+        disable_dynamic: for core, which asks for a copy without dynamic VRAM through `cached_patcher_init`.
+
+    Returns:
+        A patcher that core can load again from the file: `clone(force_deepcopy=True)`, MultiGPU and torch.compile
+        rely on that.
+
+    Raises:
+        CheckpointError: the file is no complete Ideogram 4 transformer in a layout that the pack reads, or not all of
+            it fits the transformer of the installed ComfyUI.
+    """
+    checkpoint = _inspect(path)
+    state_dict, metadata = _read(checkpoint)
+    patcher = _build(checkpoint, state_dict, metadata, disable_dynamic)
+    patcher.cached_patcher_init = (load_diffusion_model, (os.fspath(path),))
+    return patcher
+
+
+def _inspect(path: str | os.PathLike[str]) -> Checkpoint:
+    checkpoint = inspect_checkpoint(Path(path))
+    for file in checkpoint.header.paths:
+        if file.suffix.lower() not in _ENDINGS:
+            raise CheckpointError(
+                file, "a safetensors file under another ending", "Rename it so that it ends in .safetensors."
+            )
+    return checkpoint
+
+
+def _read(checkpoint: Checkpoint) -> tuple[StateDict, dict[str, str]]:
+    """The tensors under the names that core's transformer has, plain or in core's own quantised form."""
+    layout = checkpoint.layout
+    state_dict: StateDict = {}
+    for file in checkpoint.header.paths:
+        state_dict.update(comfy.utils.load_torch_file(str(file)))
+    metadata = dict(checkpoint.header.metadata)
+    if layout.weights == "fp8_scaled":
+        # Before the prefix goes: the metadata that names quantised layers names them with it.
+        state_dict, metadata = comfy.utils.convert_old_quants(state_dict, layout.prefix, metadata=metadata)
+    state_dict = to_fused_names(strip_prefix(state_dict, layout.prefix))
+    if layout.weights == "fp8_row_wise":
+        state_dict = dequantise_row_wise(state_dict, torch.bfloat16)
+    return state_dict, metadata
+
+
+def _build(
+    checkpoint: Checkpoint, state_dict: StateDict, metadata: dict[str, str], disable_dynamic: bool
+) -> ModelPatcher:
+    """core's `load_diffusion_model_state_dict`, with the file's dimensions in place of the official ones."""
+    management = comfy.model_management
+    config = comfy.model_detection.model_config_from_unet(state_dict, "", metadata=metadata)
+    if config is None or config.unet_config.get("image_model") != "ideogram4":
+        raise CheckpointError(
+            checkpoint.header.file,
+            "the installed ComfyUI does not know Ideogram 4",
+            "Update ComfyUI to 0.33 or newer.",
+        )
+    config.unet_config.update(checkpoint.dimensions.as_config())
+
+    load_device, offload_device = management.get_torch_device(), management.unet_offload_device()
+    quantised = config.quant_config is not None
+    dtype = management.unet_dtype(
+        model_params=comfy.utils.calculate_parameters(state_dict),
+        supported_dtypes=config.supported_inference_dtypes,
+        weight_dtype=None if quantised else comfy.utils.weight_dtype(state_dict),
+    )
+    manual_cast = management.unet_manual_cast(
+        None if quantised else dtype, load_device, config.supported_inference_dtypes
+    )
+    config.set_inference_dtype(dtype, manual_cast, device=load_device)
+
+    model = config.get_model(state_dict, "")
+    # main.py replaces CoreModelPatcher when it turns dynamic VRAM on, hence the late look-up.
+    patcher_class = ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
+    patcher = patcher_class(model, load_device=load_device, offload_device=offload_device)
+    offloads_to_cpu = management.is_device_cpu(offload_device)
+    if not offloads_to_cpu:
+        model.to(offload_device)
+    # Dequantised weights are nobody else's: taking them over spares a second copy of the whole model in RAM.
+    owned = checkpoint.layout.weights == "fp8_row_wise" and dtype == torch.bfloat16 and offloads_to_cpu
+    given = set(state_dict)
+    model.load_model_weights(state_dict, "", assign=patcher.is_dynamic() or owned)
+    _check_loaded(checkpoint, model.diffusion_model, given)
+    return patcher
+
+
+def _check_loaded(checkpoint: Checkpoint, transformer: torch.nn.Module, given: set[str]) -> None:
+    """core only logs what its transformer lacks or does not take; a half-loaded model would render noise."""
+    taken = set(transformer.state_dict())
+    for names, problem in (
+        (taken - given, "the installed ComfyUI's transformer has weights that the file lacks"),
+        (given - taken, "the installed ComfyUI's transformer has no place for some of the weights"),
+    ):
+        if names:
+            raise CheckpointError(
+                checkpoint.header.file,
+                problem,
+                "ComfyUI's Ideogram 4 has changed: update this node pack, or use the ComfyUI version it names.",
+                min(names),
+            )

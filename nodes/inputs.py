@@ -1,0 +1,65 @@
+"""Inputs that several nodes share, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..fusion.fusion import QUALITIES
+from ..sampling.presets import PRESETS
+
+CATEGORY = "Ideogram 4 Fusion"
+
+_QUALITY_PROMISE = (
+    "off: the stock model. lossless: fused kernels, each proven byte-equal to the stock model on this machine, so the "
+    "image is the same. high: the same kernels without that proof; close, and the comparison says how close."
+)
+
+
+def model_input() -> Any:
+    return io.Model.Input("model", tooltip="An Ideogram 4 model; for INSTANT_8 and FAST_20 the fal one made for it.")
+
+
+def positive_input() -> Any:
+    return io.Conditioning.Input("positive", tooltip="The prompt, encoded by CLIP Text Encode with type ideogram4.")
+
+
+def latent_input() -> Any:
+    return io.Latent.Input(
+        "latent_image", tooltip="An empty Flux 2 latent; its size sets the size of the image and shapes the schedule."
+    )
+
+
+def preset_input() -> Any:
+    lines = [f"{p.name}: {p.steps} steps, made for {p.checkpoint}" for p in PRESETS.values()]
+    return io.Combo.Input(
+        "preset",
+        options=list(PRESETS),
+        default=next(iter(PRESETS)),
+        tooltip="Steps, schedule and guidance. " + "; ".join(lines) + ".",
+    )
+
+
+def unconditional_input() -> Any:
+    return io.Model.Input(
+        "unconditional_model",
+        optional=True,
+        tooltip="The unconditional Ideogram 4 model, for the presets that guide (DEFAULT_20, QUALITY_48, TURBO_12). "
+        "INSTANT_8 and FAST_20 need none and ignore it.",
+    )
+
+
+def seed_input() -> Any:
+    return io.Int.Input(
+        "seed",
+        default=0,
+        min=0,
+        max=0xFFFFFFFFFFFFFFFF,
+        control_after_generate=True,
+        tooltip="Seed of the noise.",
+    )
+
+
+def quality_input(name: str, default: str, what: str) -> Any:
+    return io.Combo.Input(name, options=list(QUALITIES), default=default, tooltip=f"{what} {_QUALITY_PROMISE}")

@@ -1,0 +1,44 @@
+"""Load Ideogram 4: a diffusion model file in any of the supported layouts -> MODEL."""
+
+from __future__ import annotations
+
+import folder_paths
+from comfy_api.latest import io
+from typing_extensions import override
+
+from ..hosts.comfyui.load import describe_file, load_diffusion_model
+from .inputs import CATEGORY
+
+_FOLDER = "diffusion_models"
+
+
+class LoadIdeogram4(io.ComfyNode):
+    @classmethod
+    @override
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="Ideogram4Fusion_LoadModel",
+            display_name="Load Ideogram 4",
+            category=CATEGORY,
+            description="Loads an Ideogram 4 diffusion model and says which layout it found: the official row-wise "
+            "fp8, Comfy-Org's fp8_scaled, or bf16/fp16, with fused or split attention weights. A file that is "
+            "incomplete or of another kind is refused with the reason.",
+            search_aliases=["ideogram", "unet loader", "diffusion model loader", "fal instant", "fal fast"],
+            inputs=[
+                io.Combo.Input(
+                    "unet_name",
+                    options=folder_paths.get_filename_list(_FOLDER),
+                    tooltip="A file of models/diffusion_models. A config.json beside it is heeded.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(),
+                io.String.Output("layout", display_name="layout", tooltip="What the file holds, in words."),
+            ],
+        )
+
+    @classmethod
+    @override
+    def execute(cls, unet_name: str) -> io.NodeOutput:
+        path = folder_paths.get_full_path_or_raise(_FOLDER, unet_name)
+        return io.NodeOutput(load_diffusion_model(path), describe_file(path))

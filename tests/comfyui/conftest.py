@@ -1,0 +1,55 @@
+"""Puts a real ComfyUI on the path, started as its main.py starts it, writing into temporary folders only.
+
+`COMFYUI_PATH` names it; `make test` finds it and runs this folder with ComfyUI's own Python. On an NVIDIA GPU
+`COMFYUI_TEST_PATCHER` chooses between main.py's default, `dynamic`, and `plain` (--disable-dynamic-vram).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from ideogram4_fusion.benchmarks.comfyui_process import start_comfyui
+
+COMFYUI = Path(os.environ.get("COMFYUI_PATH", ""))
+ON_GPU = torch.cuda.is_available()
+DYNAMIC = ON_GPU and os.environ.get("COMFYUI_TEST_PATCHER", "dynamic") == "dynamic"
+
+# The last commit of core whose block normed and rotated q and k in eager operations.
+EARLIER_BLOCK = "f966a2b3^:comfy/ldm/ideogram4/model.py"
+
+
+if (COMFYUI / "comfy" / "sd.py").is_file():
+    start_comfyui(COMFYUI, on_gpu=ON_GPU, dynamic=DYNAMIC)
+else:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def earlier_block() -> types.ModuleType:
+    """core's Ideogram 4 as it was before `rms_rope_split_half`, out of ComfyUI's own history."""
+    source = os.environ.get("COMFYUI_EARLIER_BLOCK")
+    if source is not None:
+        code = Path(source).read_text(encoding="utf-8")
+    else:
+        shown = subprocess.run(
+            ["git", "-C", str(COMFYUI), "show", EARLIER_BLOCK], capture_output=True, text=True, check=False
+        )
+        if shown.returncode:
+            pytest.skip("this ComfyUI has no history to take the earlier block from")
+        code = shown.stdout
+    module = types.ModuleType("earlier_ideogram4")
+    exec(compile(code, "earlier_ideogram4.py", "exec"), module.__dict__)  # noqa: S102 - ComfyUI's own source
+    return module
+
+
+@pytest.fixture
+def inference() -> Iterator[None]:
+    """Nodes run without gradients, as core runs them."""
+    with torch.inference_mode():
+        yield
