@@ -1,0 +1,141 @@
+"""The command line: renders one prompt at two qualities and says how the results differ."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ...checkpoint.errors import CheckpointError
+from ...comparison.report import as_dict, text
+from ...fusion.proof import HIGH, LOSSLESS
+from ...sampling.presets import PRESETS
+from .default_prompt import DEFAULT_PROMPT
+from .settings import Settings, SettingsError
+
+_TINY_SIDE, _SIDE = 256, 1024  # pixels
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status: 0, or 2 where it could not do what was asked.
+
+    Writes compare.png, difference.png and report.json; the report goes to standard output, its verdict first.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        _run(arguments)
+    except (CheckpointError, SettingsError, OSError) as error:
+        return _refused(str(error))
+    except torch.OutOfMemoryError as error:
+        return _refused(f"{str(error).splitlines()[0]} A smaller --width and --height need less.")
+    return 0
+
+
+def _refused(reason: str) -> int:
+    print(f"ideogram4-fusion: {reason}", file=sys.stderr)
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ideogram4-fusion", description="Renders one prompt at two qualities and says how the results differ."
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="a checkpoint folder in the official layout; without it, a tiny untrained one is made",
+    )
+    parser.add_argument("--preset", choices=PRESETS, default="INSTANT_8", help="default: %(default)s")
+    parser.add_argument("--prompt", default=DEFAULT_PROMPT, help="text or a JSON caption; default: a JSON caption")
+    side = f"pixels, a multiple of 16; default: {_SIDE}, without --checkpoint {_TINY_SIDE}"
+    parser.add_argument("--width", type=int, help=side)
+    parser.add_argument("--height", type=int, help=side)
+    parser.add_argument("--seed", type=int, default=0, help="of the noise; default: %(default)s")
+    parser.add_argument(
+        "--qualities",
+        nargs=2,
+        choices=("off", LOSSLESS, HIGH),
+        default=(LOSSLESS, HIGH),
+        metavar=("A", "B"),
+        help="two of off, lossless and high; default: lossless high",
+    )
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: %(default)s")
+    parser.add_argument(
+        "--output", type=Path, default=Path("output"), metavar="DIR", help="where to write; default: %(default)s"
+    )
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    side = _TINY_SIDE if arguments.checkpoint is None else _SIDE
+    settings = Settings(
+        prompt=arguments.prompt,
+        preset=PRESETS[arguments.preset],
+        width=side if arguments.width is None else arguments.width,
+        height=side if arguments.height is None else arguments.height,
+        seed=arguments.seed,
+    )
+    device = _device(arguments.device)
+    output: Path = arguments.output
+    output.mkdir(parents=True, exist_ok=True)
+
+    # Only now: they import diffusers, which imports Triton, which reads the variable that `_device` sets.
+    from transformers.utils.logging import disable_progress_bar
+
+    from .compare import compare_qualities
+
+    checkpoint: Path | None = arguments.checkpoint
+    if checkpoint is None:
+        from .tiny_checkpoint import write_tiny_checkpoint
+
+        checkpoint = output / "tiny_checkpoint"
+        _progress(f"no --checkpoint: a tiny untrained one is made in {checkpoint}, whose pictures mean nothing")
+        write_tiny_checkpoint(checkpoint)
+        torch.set_num_threads(1)  # more would only wait for each other over so little work
+    disable_progress_bar()
+    with warnings.catch_warnings():
+        # diffusers' calls into transformers, by names that it is about to drop: nothing a user can act on.
+        warnings.simplefilter("ignore", FutureWarning)
+        comparison = compare_qualities(checkpoint, settings, tuple(arguments.qualities), device, _progress)
+    _save_picture(comparison.side_by_side, output / "compare.png")
+    _save_picture(comparison.difference, output / "difference.png")
+    report = {**as_dict(comparison.report), "prompt": settings.prompt}
+    (output / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    print(text(comparison.report))
+    _progress(f"written to {output}: compare.png, difference.png, report.json")
+
+
+def _device(name: str) -> torch.device:
+    """The device asked for. On the CPU it has Triton interpret its kernels, if that is not imported yet.
+
+    Raises:
+        SettingsError: CUDA is asked for and absent.
+    """
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise SettingsError("--device cuda: PyTorch finds no CUDA device")
+    device = torch.device("cuda" if available and name != "cpu" else "cpu")
+    if device.type == "cpu" and "triton" not in sys.modules:
+        os.environ["TRITON_INTERPRET"] = "1"
+    return device
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _save_picture(picture: torch.Tensor, path: Path) -> None:
+    from PIL import Image
+
+    Image.fromarray((picture[0] * 255).round().clamp(0, 255).byte().numpy()).save(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

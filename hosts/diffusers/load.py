@@ -1,0 +1,107 @@
+"""Loads a checkpoint's transformers and VAE into diffusers' classes, in bfloat16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKLFlux2, Ideogram4Transformer2DModel
+from diffusers.models.normalization import RMSNorm
+from diffusers.models.transformers.transformer_ideogram4 import Ideogram4MRoPE
+from safetensors.torch import load_file
+from torch import nn
+
+from ...checkpoint.convert import StateDict, dequantise_row_wise, strip_prefix, to_split_names
+from ...checkpoint.errors import CheckpointError
+from ...checkpoint.header import Header, find_shards, read_header
+from ...checkpoint.inspection import Checkpoint, inspect_checkpoint
+from .folder import CheckpointFolder, model_file
+
+
+@dataclass(frozen=True)
+class Models:
+    """What denoises and decodes, on one device; `unconditional` is None where the folder was opened without it."""
+
+    transformer: Ideogram4Transformer2DModel
+    unconditional: Ideogram4Transformer2DModel | None
+    vae: AutoencoderKLFlux2
+    checkpoint: Checkpoint
+
+
+def load_models(folder: CheckpointFolder, device: torch.device) -> Models:
+    """Loads the transformers and the VAE.
+
+    Raises:
+        CheckpointError: one of them cannot be loaded.
+    """
+    unconditional = folder.unconditional and load_transformer(folder.unconditional, device)[0]
+    transformer, checkpoint = load_transformer(folder.transformer, device)
+    return Models(transformer, unconditional, load_vae(folder.vae, device), checkpoint)
+
+
+def load_transformer(file: Path, device: torch.device) -> tuple[Ideogram4Transformer2DModel, Checkpoint]:
+    """diffusers' transformer with the weights of `file` and its shards, bfloat16 on `device`, and what the file is.
+
+    Its norms are torch.nn.RMSNorm: diffusers' own rounds once more, between the division and the weight, unlike the
+    reference implementation and ComfyUI.
+
+    Raises:
+        CheckpointError: the file is no complete Ideogram 4 transformer, or is in ComfyUI's per-tensor fp8.
+    """
+    checkpoint = inspect_checkpoint(file)
+    if checkpoint.layout.weights == "fp8_scaled":
+        raise CheckpointError(
+            file,
+            "per-tensor fp8 is made for ComfyUI's quantised operations, which diffusers does not have",
+            "Use the official row-wise fp8 file or a bf16 one.",
+        )
+    dimensions = checkpoint.dimensions
+    with torch.device("meta"):
+        model = Ideogram4Transformer2DModel(**dimensions.as_config())
+        replace_norms(model)
+    weights = strip_prefix(read_tensors(checkpoint.header, device), checkpoint.layout.prefix)
+    model.load_state_dict(to_split_names(dequantise_row_wise(weights)), assign=True)
+    # Its frequencies are in no checkpoint, and must stay fp32: in bf16 image positions beyond 65536 would collapse.
+    model.rotary_emb = Ideogram4MRoPE(
+        dimensions.attention_head_dim, dimensions.rope_theta, dimensions.mrope_section
+    ).to(device)
+    return model.eval().requires_grad_(False), checkpoint
+
+
+def replace_norms(model: nn.Module) -> None:
+    """Puts an empty torch.nn.RMSNorm of the same size and epsilon in the place of every diffusers RMSNorm."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, RMSNorm):
+                setattr(parent, name, nn.RMSNorm(list(child.dim), eps=child.eps))
+
+
+def read_tensors(header: Header, device: torch.device) -> StateDict:
+    """Every tensor of a model's files; a weight and its scale may be in two of them."""
+    tensors: StateDict = {}
+    for path in header.paths:
+        tensors |= load_file(path, device=str(device))
+    return tensors
+
+
+def load_vae(folder: Path, device: torch.device) -> AutoencoderKLFlux2:
+    """The VAE in bfloat16 on `device`.
+
+    Raises:
+        CheckpointError: the folder holds no FLUX.2 VAE that diffusers can load.
+    """
+    read_header(find_shards(model_file(folder)))  # says what is wrong with a damaged file, which diffusers does not
+    try:
+        vae = AutoencoderKLFlux2.from_pretrained(
+            folder, torch_dtype=torch.bfloat16, local_files_only=True, low_cpu_mem_usage=False
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise unreadable(folder, "VAE", error) from error
+    return vae.to(device).eval().requires_grad_(False)
+
+
+def unreadable(folder: Path, part: str, error: Exception) -> CheckpointError:
+    """The error for a part that its own library could not read, with the first line of what that library says."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return CheckpointError(folder, f"the {part} cannot be loaded ({reason})", "Download this folder again.")

@@ -1,0 +1,137 @@
+"""The command line of the headless host, end to end and where it must refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from ideogram4_fusion.fusion.fusion import QUALITIES
+from ideogram4_fusion.hosts.diffusers.command import main
+from ideogram4_fusion.hosts.diffusers.default_prompt import DEFAULT_PROMPT
+from ideogram4_fusion.hosts.diffusers.tiny_checkpoint import write_tiny_checkpoint
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The repository under its import name, as conftest.py mounts it, in a process that has imported no Triton yet.
+RUN = """
+import sys, types
+package = types.ModuleType("ideogram4_fusion")
+package.__path__ = [sys.argv.pop(1)]
+sys.modules["ideogram4_fusion"] = package
+from ideogram4_fusion.hosts.diffusers.command import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture(autouse=True)
+def restored_threads() -> Iterator[None]:
+    """The command takes one thread for its tiny checkpoint."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_command_end_to_end_on_the_cpu(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--width", "64", "--height", "48", "--prompt", "a red cat", "--seed", "7"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(ROOT), *arguments, "--output", str(tmp_path / "out")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert done.stdout.splitlines()[0] == report["verdict"]
+    # The kernels ran, interpreted: without TRITON_INTERPRET set in time the verdict would be NOT COMPARED.
+    assert report["verdict"].startswith(("IDENTICAL", "CLOSE"))
+    assert "high: 2/2 blocks" in done.stdout and "high: 2/2 blocks" in report["b"]["status"]
+    assert "interpreted" in report["b"]["note"]
+    assert (report["preset"], report["width"], report["height"], report["seed"]) == ("INSTANT_8", 64, 48, 7)
+    assert report["prompt"] == "a red cat"
+    with Image.open(tmp_path / "out" / "compare.png") as picture:
+        assert picture.width == 64 + 8 + 64 and picture.height > 48
+    with Image.open(tmp_path / "out" / "difference.png") as picture:
+        assert picture.width == 64
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What the command says on standard error when it exits with 2: one line after its progress, no traceback."""
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    last = captured.err.splitlines()[-1]
+    assert last.startswith("ideogram4-fusion: ")
+    return last
+
+
+def test_absent_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    absent = tmp_path / "nothing"
+    message = refused(capsys, "--checkpoint", absent, "--output", tmp_path / "out")
+    assert f"{absent}: there is no such folder" in message
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder", "vae"])
+def test_broken_weights_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str) -> None:
+    write_tiny_checkpoint(tmp_path)
+    (file,) = (tmp_path / part).glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
+    size = ("--width", 64, "--height", 64)
+    message = refused(capsys, "--checkpoint", tmp_path, "--output", tmp_path / "out", *size)
+    assert f"{file}: the file is cut short" in message
+
+
+@pytest.mark.parametrize("preset", ["DEFAULT_20", "QUALITY_48", "TURBO_12"])
+def test_guided_preset_without_its_transformer_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], preset: str
+) -> None:
+    message = refused(capsys, "--preset", preset, "--output", tmp_path, "--device", "cpu")
+    assert "unconditional_transformer/" in message
+
+
+def test_bad_size_or_seed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "--width", 100, "--output", tmp_path / "out")
+    assert "multiples of 16, got 100 x 256" in message
+    assert "seed" in refused(capsys, "--seed", 1 << 64, "--output", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_output_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").write_text("")
+    assert str(tmp_path / "out") in refused(capsys, "--output", tmp_path / "out")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is there")
+def test_absent_cuda_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no CUDA device" in refused(capsys, "--device", "cuda", "--output", tmp_path)
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_every_quality_is_offered(quality: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, "--qualities", quality, quality, "--checkpoint", tmp_path / "nothing", "--output", tmp_path)
+
+
+def test_default_prompt_is_a_caption_in_the_models_form() -> None:
+    caption = json.loads(DEFAULT_PROMPT)
+    assert json.dumps(caption, ensure_ascii=False, separators=(",", ":")) == DEFAULT_PROMPT
+    assert list(caption) == ["high_level_description", "style_description", "compositional_deconstruction"]
+    assert list(caption["style_description"]) == ["aesthetics", "lighting", "medium", "art_style", "color_palette"]
+    assert list(caption["compositional_deconstruction"]) == ["background", "elements"]
+    order = {
+        "obj": ["type", "bbox", "desc", "color_palette"],
+        "text": ["type", "bbox", "text", "desc", "color_palette"],
+    }
+    for element in caption["compositional_deconstruction"]["elements"]:
+        assert list(element) == [key for key in order[element["type"]] if key in element]
+        top, left, bottom, right = element["bbox"]
+        assert 0 <= top < bottom <= 1000 and 0 <= left < right <= 1000
