@@ -1,0 +1,1 @@
+"""Scripts that measure, and results/ with what they wrote."""

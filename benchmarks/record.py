@@ -1,0 +1,46 @@
+"""What every results file says about its origin, and how repeated timings are summed up."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..comparison.environment import describe_environment
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def commit() -> str:
+    """The commit that was measured, marked where the tree differs from it; `unknown` outside a checkout."""
+    shown = subprocess.run(
+        ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return shown.stdout.strip() or "unknown"
+
+
+def origin(device: torch.device, **versions: str) -> dict[str, str]:
+    """Versions, GPU, commit and time (UTC), for the head of a results file."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {**describe_environment(device), **versions, "commit": commit(), "measured": now}
+
+
+def spread(times: Sequence[float]) -> dict[str, float]:
+    """Median with the quartiles, the least and the most, in the unit of `times`."""
+    lower, median, upper = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
+    return {"median": median, "q1": lower, "q3": upper, "min": min(times), "max": max(times), "runs": len(times)}
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    """Writes a results file as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
