@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -18,14 +19,17 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def commit() -> str:
-    """The commit that was measured, marked where the tree differs from it; `unknown` outside a checkout."""
+    """The commit that was measured, marked where the tree differs from it.
+
+    A copy of the tree without its history is told by GIT_COMMIT; without that it is `unknown`.
+    """
     shown = subprocess.run(
         ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty", "--abbrev=12"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return shown.stdout.strip() or "unknown"
+    return shown.stdout.strip() or os.environ.get("GIT_COMMIT", "unknown")
 
 
 def origin(device: torch.device, **versions: str) -> dict[str, str]:
