@@ -143,7 +143,7 @@ def _render_lines(side: str, render: Render) -> list[str]:
         lines.append("seconds per step: not measured")
     lines.append(f"total: {render.total_seconds:.3f} s")
     if render.peak_memory_bytes is not None:
-        lines.append(f"peak memory: {ceiled(render.peak_memory_bytes / _GIB, 2)} GiB")
+        lines.append(f"peak memory: {ceiled(render.peak_memory_bytes / _GIB, 2)} GiB allocated by PyTorch")
     if render.note:
         lines.append(f"note: {render.note}")
     return lines

@@ -3,9 +3,10 @@
 ATen gives a row of a vectorised rms_norm to 128 threads that read four neighbours at a time: thread t takes the
 elements 512*k + 4*t + e and adds their squares one after another, k outside, e inside. The 32 lanes of a warp are then
 folded by halves (16, 8, 4, 2, 1), and the four warps as (0 + 2) + (1 + 3). Source: `aten/src/ATen/native/cuda/
-layer_norm_kernel.cu`, `vectorized_layer_norm_kernel` with `rms_norm` set, as in PyTorch 2.11. The fold is spelt out
-because the order inside `tl.sum` has changed between Triton versions. A bf16 square is exact in fp32, so a fused
-multiply-add and a multiply followed by an add give the same sum.
+layer_norm_kernel.cu`, `vectorized_layer_norm_kernel` with `rms_norm` set, as in PyTorch 2.11. A bf16 square is exact in
+fp32, so a fused multiply-add and a multiply followed by an add give the same sum.
+
+`tl.sum` is used over two elements at a time: over more, its order has changed between Triton versions.
 """
 
 from __future__ import annotations
@@ -37,22 +38,17 @@ def add_squares(total, tile, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _fold(v, ROWS: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr):
-    """Adds the upper half of the last axis to the lower: [ROWS, GROUPS, 2 * HALF] -> [ROWS, GROUPS, HALF]."""
-    lower, upper = tl.split(tl.permute(tl.reshape(v, (ROWS, GROUPS, 2, HALF)), (0, 1, 3, 2)))
-    return lower + upper
-
-
-@triton.jit
 def fold_lanes(total, ROWS: tl.constexpr):
-    """Adds the 128 running totals up: [ROWS, LANES] -> [ROWS]."""
-    v = tl.reshape(total, (ROWS, 4, 32))
-    v = _fold(v, ROWS, 4, 16)
-    v = _fold(v, ROWS, 4, 8)
-    v = _fold(v, ROWS, 4, 4)
-    v = _fold(v, ROWS, 4, 2)
-    v = _fold(v, ROWS, 4, 1)
-    v = tl.reshape(v, (ROWS, 1, 4))
-    v = _fold(v, ROWS, 1, 2)
-    v = _fold(v, ROWS, 1, 1)
-    return tl.reshape(v, (ROWS,))
+    """Adds the 128 running totals up: [ROWS, LANES] -> [ROWS].
+
+    The lane's number is taken apart into its bits, warp (2) and lane in the warp (5), upper bits first; adding the two
+    values of one bit is folding by halves.
+    """
+    v = tl.reshape(total, (ROWS, 2, 2, 2, 2, 2, 2, 2))
+    v = tl.sum(v, axis=3)  # lanes 16 apart
+    v = tl.sum(v, axis=3)
+    v = tl.sum(v, axis=3)
+    v = tl.sum(v, axis=3)
+    v = tl.sum(v, axis=3)  # neighbours
+    v = tl.sum(v, axis=1)  # warps 0 + 2 and 1 + 3
+    return tl.sum(v, axis=1)

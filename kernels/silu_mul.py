@@ -11,7 +11,8 @@ from .errors import KernelDeclined
 from .numerics import round_bf16, silu, to_bf16, to_fp32
 from .rows import decline_tensor, interpreted, launch
 
-# 8 elements a thread at 8 warps, two 16-byte loads; the interpreter pays per program.
+# 2048 elements at 4 warps: 80 us for 4352 tokens on an H200, where 8 warps took 88, and 1024 elements 86.
+# The interpreter pays per program.
 BLOCK = 1 << 18 if interpreted() else 2048
 
 
@@ -42,7 +43,7 @@ def launch_silu_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """`silu_mul` without its checks, for callers that have made them."""
     out = torch.empty_like(a)
     elements = a.numel()
-    launch(_silu_mul_kernel, triton.cdiv(elements, BLOCK), a, a, b, out, elements, BLOCK=BLOCK, num_warps=8)
+    launch(_silu_mul_kernel, triton.cdiv(elements, BLOCK), a, a, b, out, elements, BLOCK=BLOCK, num_warps=4)
     return out
 
 

@@ -103,8 +103,8 @@ def test_text_of_identical_renders() -> None:
         "seconds per step: 0.1300 median of 3, 0.1000..0.2000",
         "seconds per step: 0.1190 median of 3, 0.1100..0.3000",
         "total: 0.900 s",
-        "peak memory: 3.00 GiB",
-        "peak memory: 3.01 GiB",
+        "peak memory: 3.00 GiB allocated by PyTorch",
+        "peak memory: 3.01 GiB allocated by PyTorch",
         "per step: lossless took 0.916 x the time of off",  # 0.119 / 0.130 = 0.9153...
         "in total: lossless took 0.900 x the time of off",
         "preset: INSTANT_8",
