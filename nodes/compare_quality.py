@@ -61,7 +61,7 @@ class CompareFusionQuality(io.ComfyNode):
                 io.Float.Output(
                     "psnr",
                     display_name="psnr",
-                    tooltip="In dB on RGB with peak 1; infinite where the images are identical.",
+                    tooltip="In dB on RGB with peak 1; infinite where the images are identical, NaN where nothing was compared.",
                 ),
             ],
             hidden=[io.Hidden.unique_id],
@@ -92,12 +92,12 @@ class CompareFusionQuality(io.ComfyNode):
             unconditional_model,
         )
         show_on(cls.hidden.unique_id)(result.report.verdict)
-        psnr = result.report.metrics.psnr_db
+        compared = result.report.metrics.psnr_db is not None and result.report.nothing_fused is None
         return io.NodeOutput(
             result.image_a,
             result.image_b,
             result.side_by_side,
             result.difference,
             text(result.report),
-            math.nan if psnr is None else psnr,
+            result.report.metrics.psnr_db if compared else math.nan,
         )

@@ -11,10 +11,14 @@ import subprocess
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from ideogram4_fusion.benchmarks.comfyui_process import start_comfyui
+
+if TYPE_CHECKING:
+    from ideogram4_fusion.tests.comfyui.executor import Core
 
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", ""))
 ON_GPU = torch.cuda.is_available()
@@ -46,6 +50,20 @@ def earlier_block() -> types.ModuleType:
     module = types.ModuleType("earlier_ideogram4")
     exec(compile(code, "earlier_ideogram4.py", "exec"), module.__dict__)  # noqa: S102 - ComfyUI's own source
     return module
+
+
+@pytest.fixture(scope="session")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Core]:
+    """core with all its nodes and the pack's, and model files of the names that the shipped workflows ask for."""
+    from ideogram4_fusion.tests.comfyui.executor import Core
+    from ideogram4_fusion.tests.comfyui.workflow_files import ROOT, write_models
+
+    models = tmp_path_factory.mktemp("models")
+    write_models(models)
+    core = Core(models)
+    core.load_pack(ROOT)
+    yield core
+    core.close()
 
 
 @pytest.fixture
