@@ -61,7 +61,7 @@ class CompareFusionQuality(io.ComfyNode):
                 io.Float.Output(
                     "psnr",
                     display_name="psnr",
-                    tooltip="In dB on RGB with peak 1; infinite where the images are identical, NaN where nothing was compared.",
+                    tooltip="In dB on RGB, peak 1; infinite for identical images, NaN where nothing was compared.",
                 ),
             ],
             hidden=[io.Hidden.unique_id],

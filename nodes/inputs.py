@@ -24,8 +24,8 @@ def model_input() -> Any:
 def positive_input() -> Any:
     return io.Conditioning.Input(
         "positive",
-        tooltip="The prompt, encoded by CLIP Text Encode with type ideogram4. Feed a JSON caption from a text node: the "
-        "editor takes braces typed into CLIP Text Encode for choices.",
+        tooltip="The prompt, encoded by CLIP Text Encode with type ideogram4. Feed a JSON caption from a text node: "
+        "the editor takes braces typed into CLIP Text Encode for choices.",
     )
 
 
