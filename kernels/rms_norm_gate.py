@@ -68,18 +68,22 @@ def _rms_norm_gate_kernel(
 
     total = tl.zeros([ROWS, LANES], dtype=tl.float32)
     tiles = ()
+    residuals = ()
     for start in tl.static_range(0, N, TILE):
         inside = valid & (start + columns < N) if start + TILE > N else valid
         tile = tl.load(branch_ptr + start + columns, mask=inside, other=0.0)
         total = add_squares(total, to_fp32(tile), ROWS)
         tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
+        # Asked for here, the residual is on its way while the squares are added up.
+        residual = tl.load(x_ptr + start + columns, mask=inside, other=0.0)
+        residuals = residuals + (residual,)  # type: ignore[assignment]  # noqa: RUF005
     rstd = rsqrt(tl.div_rn(fold_lanes(total, ROWS), N * 1.0) + eps)[:, None, None]
 
     for start in tl.static_range(0, N, TILE):
         inside = valid & (start + columns < N) if start + TILE > N else valid
         weight = to_fp32(tl.load(weight_ptr + start + columns, mask=start + columns < N))
         gate = to_fp32(tl.load(gate_ptr + start + columns, mask=inside))
-        x = to_fp32(tl.load(x_ptr + start + columns, mask=inside))
+        x = to_fp32(residuals[start // TILE])
         normed = round_bf16(weight * (rstd * to_fp32(tiles[start // TILE])))
         tl.store(out_ptr + start + columns, to_bf16(x + round_bf16(gate * normed)), mask=inside)
 

@@ -8,26 +8,37 @@ import triton
 import triton.language as tl
 
 from .errors import KernelDeclined
-from .numerics import round_bf16, rsqrt, to_bf16, to_fp32
+from .numerics import round_bf16, rsqrt, store_rounded, to_fp32
+from .quantise import quantise
 from .row_reduction import LANES, TILE, add_squares, fold_lanes, tile_columns
 from .rows import (
     ROWS_PER_PROGRAM,
     broadcast_strides,
     decline_modulation,
+    decline_out_dtype,
     decline_rows,
     decline_weight,
     launch,
 )
 
 
-def rms_norm_modulate_reference(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm_modulate_reference(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, out_dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
     """The chain as both hosts write it: three tensors rounded to bf16, the norm, 1 + scale and the product."""
-    return F.rms_norm(x, weight.shape, weight, eps) * (1.0 + scale)
+    return quantise(F.rms_norm(x, weight.shape, weight, eps) * (1.0 + scale), out_dtype)
 
 
-def decline(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> str | None:
+def decline(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, out_dtype: torch.dtype = torch.bfloat16
+) -> str | None:
     """Why the kernel does not take these arguments, or None."""
-    return decline_rows("x", x) or decline_weight(weight, x) or decline_modulation("scale", scale, x)
+    return (
+        decline_rows("x", x)
+        or decline_weight(weight, x)
+        or decline_modulation("scale", scale, x)
+        or decline_out_dtype(out_dtype, x)
+    )
 
 
 @triton.jit
@@ -67,13 +78,15 @@ def _rms_norm_modulate_kernel(
         weight = to_fp32(tl.load(weight_ptr + start + columns, mask=start + columns < N))
         scale = to_fp32(tl.load(scale_ptr + start + columns, mask=inside))
         normed = round_bf16(weight * (rstd * to_fp32(tiles[start // TILE])))
-        tl.store(out_ptr + start + columns, to_bf16(normed * round_bf16(1.0 + scale)), mask=inside)
+        store_rounded(out_ptr + start + columns, normed * round_bf16(1.0 + scale), inside)
 
 
-def launch_rms_norm_modulate(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+def launch_rms_norm_modulate(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, out_dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
     """`rms_norm_modulate` without its checks, for callers that have made them."""
     batch, tokens, hidden = x.shape
-    out = torch.empty((batch, tokens, hidden), dtype=x.dtype, device=x.device)
+    out = torch.empty((batch, tokens, hidden), dtype=out_dtype, device=x.device)
     rows = batch * tokens
     launch(
         _rms_norm_modulate_kernel,
@@ -96,7 +109,9 @@ def launch_rms_norm_modulate(x: torch.Tensor, weight: torch.Tensor, scale: torch
     return out
 
 
-def rms_norm_modulate(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm_modulate(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, out_dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
     """bf16(bf16(RMSNorm(x; weight, eps)) * bf16(1 + scale)), statistics in fp32 in ATen's order.
 
     Args:
@@ -104,24 +119,29 @@ def rms_norm_modulate(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
         weight: [D] bf16.
         scale: [1 or B, 1 or T, D] bf16, before 1 is added; may be a strided `chunk` of the modulation.
         eps: added to the mean square.
+        out_dtype: bfloat16, or float8_e4m3fn for a Linear that quantises its input with scale 1.
 
     Returns:
-        [B, T, D] bf16, contiguous; byte-equal on CUDA to `rms_norm_modulate_reference`.
+        [B, T, D] of `out_dtype`, contiguous; byte-equal on CUDA to `rms_norm_modulate_reference`.
 
     Raises:
         KernelDeclined: the arguments are outside the above; the message says which and why.
     """
-    if reason := decline(x, weight, scale, eps):
+    if reason := decline(x, weight, scale, eps, out_dtype):
         raise KernelDeclined(reason)
-    return launch_rms_norm_modulate(x, weight, scale, eps)
+    return launch_rms_norm_modulate(x, weight, scale, eps, out_dtype)
 
 
 @torch.library.custom_op("ideogram4_fusion::rms_norm_modulate", mutates_args=())
-def rms_norm_modulate_op(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm_modulate_op(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, out_dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
     """`rms_norm_modulate` as an operator that torch.compile keeps whole."""
-    return rms_norm_modulate(x, weight, scale, eps)
+    return rms_norm_modulate(x, weight, scale, eps, out_dtype)
 
 
 @rms_norm_modulate_op.register_fake
-def _(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def _(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, out_dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=out_dtype, device=x.device)

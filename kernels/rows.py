@@ -77,6 +77,23 @@ def inexact_sum(device: torch.device) -> str | None:
     return None if device.type == "cuda" else f"ATen adds a row up in another order on the {device.type.upper()}"
 
 
+OUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
+
+# NVIDIA's first with e4m3 conversions, as a compute capability.
+FP8_CAPABILITY = (8, 9)
+
+
+def decline_out_dtype(dtype: torch.dtype, x: torch.Tensor) -> str | None:
+    """Why no kernel writes `dtype` beside `x`, or None."""
+    if dtype not in OUT_DTYPES:
+        return f"the kernels write bfloat16 or float8_e4m3fn, not {str(dtype).removeprefix('torch.')}"
+    if dtype == torch.float8_e4m3fn and not (
+        x.is_cuda and torch.cuda.get_device_capability(x.device) >= FP8_CAPABILITY
+    ):
+        return "float8_e4m3fn needs a GPU of compute capability 8.9"
+    return None
+
+
 def broadcast_strides(m: torch.Tensor) -> tuple[int, int]:
     """Strides of `m` [1 or B, 1 or T, D] over batch and tokens, 0 where it is broadcast."""
     return (m.stride(0) if m.shape[0] > 1 else 0), (m.stride(1) if m.shape[1] > 1 else 0)

@@ -8,26 +8,27 @@ import triton
 import triton.language as tl
 
 from .errors import KernelDeclined
-from .numerics import round_bf16, silu, to_bf16, to_fp32
-from .rows import decline_tensor, interpreted, launch
+from .numerics import round_bf16, silu, store_rounded, to_fp32
+from .quantise import quantise
+from .rows import decline_out_dtype, decline_tensor, interpreted, launch
 
 # 2048 elements at 4 warps: 80 us for 4352 tokens on an H200, where 8 warps took 88, and 1024 elements 86.
 # The interpreter pays per program.
 BLOCK = 1 << 18 if interpreted() else 2048
 
 
-def silu_mul_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def silu_mul_reference(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """The chain as both hosts write it: silu is rounded to bf16, then the product."""
-    return F.silu(a) * b
+    return quantise(F.silu(a) * b, out_dtype)
 
 
-def decline(a: torch.Tensor, b: torch.Tensor) -> str | None:
+def decline(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> str | None:
     """Why the kernel does not take these arguments, or None."""
     if a.shape != b.shape or a.device != b.device:
         return f"a {list(a.shape)} on {a.device} and b {list(b.shape)} on {b.device} differ"
     if not (a.is_contiguous() and b.is_contiguous()):
         return "a or b is not contiguous"
-    return decline_tensor("a", a) or decline_tensor("b", b)
+    return decline_tensor("a", a) or decline_tensor("b", b) or decline_out_dtype(out_dtype, a)
 
 
 @triton.jit
@@ -36,41 +37,42 @@ def _silu_mul_kernel(a_ptr, b_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     inside = offsets < elements
     a = to_fp32(tl.load(a_ptr + offsets, mask=inside, other=0.0))
     b = to_fp32(tl.load(b_ptr + offsets, mask=inside, other=0.0))
-    tl.store(out_ptr + offsets, to_bf16(round_bf16(silu(a)) * b), mask=inside)
+    store_rounded(out_ptr + offsets, round_bf16(silu(a)) * b, inside)
 
 
-def launch_silu_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def launch_silu_mul(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """`silu_mul` without its checks, for callers that have made them."""
-    out = torch.empty_like(a)
+    out = torch.empty_like(a, dtype=out_dtype)
     elements = a.numel()
     launch(_silu_mul_kernel, triton.cdiv(elements, BLOCK), a, a, b, out, elements, BLOCK=BLOCK, num_warps=4)
     return out
 
 
-def silu_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def silu_mul(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """bf16(bf16(a / (1 + exp(-a))) * b), inside in fp32.
 
     Args:
         a: bf16, contiguous, any shape; the output of w1.
         b: like `a`; the output of w3.
+        out_dtype: bfloat16, or float8_e4m3fn for a Linear that quantises its input with scale 1.
 
     Returns:
-        bf16 of the same shape; byte-equal on CUDA to `silu_mul_reference` for all 65,536 values of `a`.
+        `out_dtype` of the same shape; byte-equal on CUDA to `silu_mul_reference` for all 65,536 values of `a`.
 
     Raises:
         KernelDeclined: the arguments are outside the above; the message says which and why.
     """
-    if reason := decline(a, b):
+    if reason := decline(a, b, out_dtype):
         raise KernelDeclined(reason)
-    return launch_silu_mul(a, b)
+    return launch_silu_mul(a, b, out_dtype)
 
 
 @torch.library.custom_op("ideogram4_fusion::silu_mul", mutates_args=())
-def silu_mul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def silu_mul_op(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """`silu_mul` as an operator that torch.compile keeps whole."""
-    return silu_mul(a, b)
+    return silu_mul(a, b, out_dtype)
 
 
 @silu_mul_op.register_fake
-def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(a)
+def _(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty_like(a, dtype=out_dtype)

@@ -18,7 +18,9 @@ pytest.importorskip("triton")
 from ideogram4_fusion.kernels import (
     numerics,
     rms_norm_gate,
+    rms_norm_gate_modulate,
     rms_norm_modulate,
+    rms_norm_rope,
     rotate_half_rope,
     silu_mul,
 )
@@ -27,6 +29,9 @@ from ideogram4_fusion.kernels.errors import KernelDeclined
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_GPU = DEVICE == "cuda"
 EPS = 1e-5
+
+FP8 = torch.float8_e4m3fn
+OUT_DTYPES = [torch.bfloat16] + ([FP8] if ON_GPU and torch.cuda.get_device_capability() >= (8, 9) else [])
 
 # (batch, tokens, hidden): the model's size, one past a tile, one short of one, a few elements, batches with odd tokens.
 SHAPES = [(1, 37, 4608), (2, 65, 516), (3, 33, 508), (1, 1, 4), (2, 7, 128), (1, 5, 8192)]
@@ -58,7 +63,7 @@ def modulation(batch: int, tokens: int, hidden: int) -> tuple[torch.Tensor, ...]
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().view(torch.int16).int()
+    return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.uint8).int()
 
 
 def assert_equal(ours: torch.Tensor, reference: torch.Tensor, summed: bool = False) -> None:
@@ -73,12 +78,13 @@ def assert_equal(ours: torch.Tensor, reference: torch.Tensor, summed: bool = Fal
         assert unequal == 0, f"{unequal} of {ours.numel()} values differ, by up to {int(steps.max())} ulp"
 
 
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_modulate(shape: tuple[int, int, int]) -> None:
+def test_modulate(shape: tuple[int, int, int], out_dtype: torch.dtype) -> None:
     batch, _, hidden = shape
     x, weight = random(*shape, scale=3.0), random(hidden)
     scale = modulation(batch, 1, hidden)[2]
-    args = (x, weight, scale, EPS)
+    args = (x, weight, scale, EPS, out_dtype)
     assert_equal(
         rms_norm_modulate.rms_norm_modulate(*args), rms_norm_modulate.rms_norm_modulate_reference(*args), summed=True
     )
@@ -91,6 +97,30 @@ def test_gate(shape: tuple[int, int, int]) -> None:
     gate = modulation(batch, 1, hidden)[1]
     args = (x, branch, weight, gate, EPS)
     assert_equal(rms_norm_gate.rms_norm_gate(*args), rms_norm_gate.rms_norm_gate_reference(*args), summed=True)
+
+
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gate_modulate(shape: tuple[int, int, int], out_dtype: torch.dtype) -> None:
+    batch, _, hidden = shape
+    x, branch, weight = random(*shape, scale=3.0), random(*shape, scale=2.0, seed=1), random(hidden)
+    _, gate, scale, _ = modulation(batch, 1, hidden)
+    args = (x, branch, weight, gate, random(hidden, seed=2), scale, EPS, 2 * EPS, out_dtype)
+    ours = rms_norm_gate_modulate.rms_norm_gate_modulate(*args)
+    reference = rms_norm_gate_modulate.rms_norm_gate_modulate_reference(*args)
+    for mine, theirs in zip(ours, reference, strict=True):
+        assert_equal(mine, theirs, summed=True)
+
+
+@pytest.mark.skipif(FP8 not in OUT_DTYPES, reason="no fp8 hardware")
+def test_fp8_of_every_finite_bf16_value() -> None:
+    """Every value as the product of silu's own fixed point of large numbers, 256, and a 256th of it."""
+    every = every_bf16()
+    every = every[every.isfinite()]
+    args = (torch.full_like(every, 256.0), every / 256)
+    products = silu_mul.silu_mul(*args)
+    assert int((bits(products) != bits(every)).sum()) < 5000  # the subnormals among the 256ths lose bits
+    assert_equal(silu_mul.silu_mul(*args, FP8), silu_mul.silu_mul_reference(*args, FP8))
 
 
 @pytest.mark.parametrize("which", ["one for all", "one an image", "one a token"])
@@ -142,9 +172,10 @@ def test_tanh_of_every_bf16_value() -> None:
     assert_equal(ours[~both_nan], reference[~both_nan])
 
 
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1237), (2, 5, 12288), (1, 257, 1024)], ids=str)
-def test_silu_mul(shape: tuple[int, ...]) -> None:
-    args = (random(*shape, scale=3.0), random(*shape, seed=1))
+def test_silu_mul(shape: tuple[int, ...], out_dtype: torch.dtype) -> None:
+    args = (random(*shape, scale=30.0), random(*shape, scale=30.0, seed=1), out_dtype)
     assert_equal(silu_mul.silu_mul(*args), silu_mul.silu_mul_reference(*args))
 
 
@@ -157,6 +188,26 @@ def test_rope(shape: tuple[int, int, int, int], tables: int | None) -> None:
     cos, sin = random(tables or batch, tokens, size, seed=1), random(tables or batch, tokens, size, seed=2)
     args = (x, cos, sin)
     assert_equal(rotate_half_rope.rotate_half_rope(*args), rotate_half_rope.rotate_half_rope_reference(*args))
+
+
+def rotations(batch: int, tokens: int, size: int) -> torch.Tensor:
+    """2 x 2 rotations as ComfyUI's Ideogram 4 hands them to comfy-kitchen."""
+    generator = torch.Generator().manual_seed(3)
+    angle = torch.rand(batch, tokens, 1, size // 2, generator=generator) * 100
+    matrix = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos()), dim=-1)
+    return matrix.unflatten(-1, (2, 2)).to(DEVICE)
+
+
+@pytest.mark.parametrize("shape", [(1, 33, 18, 256), (2, 17, 4, 64), (3, 5, 3, 128)], ids=str)
+@pytest.mark.parametrize("tables", [1, None], ids=["shared tables", "tables an image"])
+def test_norm_rope(shape: tuple[int, int, int, int], tables: int | None) -> None:
+    batch, tokens, heads, size = shape
+    x = random(batch, tokens, 3, heads, size, scale=2.0).unbind(dim=2)[1]
+    args = (x, random(size), rotations(tables or batch, tokens, size), EPS)
+    ours, reference = rms_norm_rope.rms_norm_rope(*args), rms_norm_rope.rms_norm_rope_reference(*args)
+    # The interpreter's multiply-add rounds twice, and its rsqrt is another than PyTorch's: both move a rounding now
+    # and then.
+    assert_equal(ours, reference, summed=True)
 
 
 def test_rounding_ties_and_edges_in_the_kernels_own_way() -> None:
@@ -203,6 +254,11 @@ def test_declined_with_a_reason(
 def test_mismatched_operands_are_declined() -> None:
     with pytest.raises(KernelDeclined, match="differ"):
         silu_mul.silu_mul(random(4, 8), random(4, 4))
+    with pytest.raises(KernelDeclined, match="not float16"):
+        silu_mul.silu_mul(random(4, 8), random(4, 8), torch.float16)
+    if FP8 not in OUT_DTYPES:
+        with pytest.raises(KernelDeclined, match=r"capability 8\.9"):
+            silu_mul.silu_mul(random(4, 8), random(4, 8), FP8)
     with pytest.raises(KernelDeclined, match="not contiguous"):
         silu_mul.silu_mul(random(4, 8)[:, :4], random(4, 4))
     with pytest.raises(KernelDeclined, match=r"residual .* and the branch"):
@@ -211,23 +267,31 @@ def test_mismatched_operands_are_declined() -> None:
         rotate_half_rope.rotate_half_rope(random(1, 4, 2, 8), random(1, 5, 8), random(1, 5, 8))
 
 
-@pytest.mark.parametrize("name", ["rms_norm_modulate", "rms_norm_gate", "silu_mul", "rotate_half_rope"])
+KERNELS = {
+    "rms_norm_modulate": rms_norm_modulate,
+    "rms_norm_gate": rms_norm_gate,
+    "rms_norm_gate_modulate": rms_norm_gate_modulate,
+    "rms_norm_rope": rms_norm_rope,
+    "silu_mul": silu_mul,
+    "rotate_half_rope": rotate_half_rope,
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
 def test_custom_op_matches_the_launcher_and_its_fake(name: str) -> None:
     x, weight, m = random(2, 5, 64), random(64), random(2, 1, 64)
     arguments = {
         "rms_norm_modulate": (x, weight, m, EPS),
         "rms_norm_gate": (x, x, weight, m, EPS),
+        "rms_norm_gate_modulate": (x, x, weight, m, weight, m, EPS, EPS),
+        "rms_norm_rope": (x.reshape(2, 5, 1, 64), weight, rotations(2, 5, 64), EPS),
         "silu_mul": (x, x),
         "rotate_half_rope": (x.view(2, 5, 4, 16), random(2, 5, 16), random(2, 5, 16, seed=1)),
     }[name]
-    module = {
-        "rms_norm_modulate": rms_norm_modulate,
-        "rms_norm_gate": rms_norm_gate,
-        "silu_mul": silu_mul,
-        "rotate_half_rope": rotate_half_rope,
-    }[name]
     op = getattr(torch.ops.ideogram4_fusion, name)
-    assert_equal(op(*arguments), getattr(module, name)(*arguments))
+    through_op, direct = op(*arguments), getattr(KERNELS[name], name)(*arguments)
+    for a, b in zip(*((o if isinstance(o, tuple) else (o,)) for o in (through_op, direct)), strict=True):
+        assert_equal(a, b)
     torch.library.opcheck(op.default, arguments, test_utils=("test_schema", "test_faketensor"))
 
 

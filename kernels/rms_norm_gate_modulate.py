@@ -1,0 +1,246 @@
+"""The gate behind attention and the modulated norm in front of the feed-forward, in one pass over the row.
+
+x' = x + tanh(gate) * RMSNorm(branch), h = RMSNorm(x') * (1 + scale): x' is read back from registers, not from memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .errors import KernelDeclined
+from .numerics import round_bf16, rsqrt, store_rounded, to_bf16, to_fp32
+from .rms_norm_gate import decline as decline_gate
+from .rms_norm_gate import rms_norm_gate_reference
+from .rms_norm_modulate import rms_norm_modulate_reference
+from .row_reduction import LANES, TILE, add_squares, fold_lanes, tile_columns
+from .rows import (
+    ROWS_PER_PROGRAM,
+    broadcast_strides,
+    decline_modulation,
+    decline_out_dtype,
+    decline_weight,
+    launch,
+)
+
+
+def rms_norm_gate_modulate_reference(
+    x: torch.Tensor,
+    branch: torch.Tensor,
+    weight: torch.Tensor,
+    gate: torch.Tensor,
+    next_weight: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    next_eps: float,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two chains one after the other."""
+    gated = rms_norm_gate_reference(x, branch, weight, gate, eps)
+    return gated, rms_norm_modulate_reference(gated, next_weight, scale, next_eps, out_dtype)
+
+
+def decline(
+    x: torch.Tensor,
+    branch: torch.Tensor,
+    weight: torch.Tensor,
+    gate: torch.Tensor,
+    next_weight: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    next_eps: float,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> str | None:
+    """Why the kernel does not take these arguments, or None."""
+    return (
+        decline_gate(x, branch, weight, gate, eps)
+        or decline_weight(next_weight, x)
+        or decline_modulation("scale", scale, x)
+        or decline_out_dtype(out_dtype, x)
+    )
+
+
+@triton.jit
+def _rms_norm_gate_modulate_kernel(
+    x_ptr,
+    branch_ptr,
+    weight_ptr,
+    gate_ptr,
+    next_weight_ptr,
+    scale_ptr,
+    gated_ptr,
+    out_ptr,
+    rows,
+    tokens,
+    x_batch_stride,
+    x_token_stride,
+    branch_batch_stride,
+    branch_token_stride,
+    gate_batch_stride,
+    gate_token_stride,
+    scale_batch_stride,
+    scale_token_stride,
+    eps,
+    next_eps,
+    N: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
+    valid = row < rows
+    x_ptr += (row // tokens) * x_batch_stride + (row % tokens) * x_token_stride
+    branch_ptr += (row // tokens) * branch_batch_stride + (row % tokens) * branch_token_stride
+    gate_ptr += (row // tokens) * gate_batch_stride + (row % tokens) * gate_token_stride
+    scale_ptr += (row // tokens) * scale_batch_stride + (row % tokens) * scale_token_stride
+    gated_ptr += row * N
+    out_ptr += row * N
+    columns = tile_columns()
+
+    total = tl.zeros([ROWS, LANES], dtype=tl.float32)
+    tiles = ()
+    residuals = ()
+    for start in tl.static_range(0, N, TILE):
+        inside = valid & (start + columns < N) if start + TILE > N else valid
+        tile = tl.load(branch_ptr + start + columns, mask=inside, other=0.0)
+        total = add_squares(total, to_fp32(tile), ROWS)
+        tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
+        # Asked for here, the residual is on its way while the squares are added up.
+        residual = tl.load(x_ptr + start + columns, mask=inside, other=0.0)
+        residuals = residuals + (residual,)  # type: ignore[assignment]  # noqa: RUF005
+    rstd = rsqrt(tl.div_rn(fold_lanes(total, ROWS), N * 1.0) + eps)[:, None, None]
+
+    total = tl.zeros([ROWS, LANES], dtype=tl.float32)
+    gated_tiles = ()
+    for start in tl.static_range(0, N, TILE):
+        inside = valid & (start + columns < N) if start + TILE > N else valid
+        weight = to_fp32(tl.load(weight_ptr + start + columns, mask=start + columns < N))
+        gate = to_fp32(tl.load(gate_ptr + start + columns, mask=inside))
+        x = to_fp32(residuals[start // TILE])
+        normed = round_bf16(weight * (rstd * to_fp32(tiles[start // TILE])))
+        gated = tl.where(inside, to_bf16(x + round_bf16(gate * normed)), 0.0)
+        tl.store(gated_ptr + start + columns, gated, mask=inside)
+        total = add_squares(total, to_fp32(gated), ROWS)
+        gated_tiles = gated_tiles + (gated,)  # type: ignore[assignment]  # noqa: RUF005
+    rstd = rsqrt(tl.div_rn(fold_lanes(total, ROWS), N * 1.0) + next_eps)[:, None, None]
+
+    for start in tl.static_range(0, N, TILE):
+        inside = valid & (start + columns < N) if start + TILE > N else valid
+        weight = to_fp32(tl.load(next_weight_ptr + start + columns, mask=start + columns < N))
+        scale = to_fp32(tl.load(scale_ptr + start + columns, mask=inside))
+        normed = round_bf16(weight * (rstd * to_fp32(gated_tiles[start // TILE])))
+        store_rounded(out_ptr + start + columns, normed * round_bf16(1.0 + scale), inside)
+
+
+def launch_rms_norm_gate_modulate(
+    x: torch.Tensor,
+    branch: torch.Tensor,
+    weight: torch.Tensor,
+    gate: torch.Tensor,
+    next_weight: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    next_eps: float,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rms_norm_gate_modulate` without its checks, for callers that have made them."""
+    batch, tokens, hidden = x.shape
+    gate = torch.tanh(gate)  # ATen's own, as in rms_norm_gate
+    gated = torch.empty((batch, tokens, hidden), dtype=x.dtype, device=x.device)
+    out = torch.empty((batch, tokens, hidden), dtype=out_dtype, device=x.device)
+    rows = batch * tokens
+    launch(
+        _rms_norm_gate_modulate_kernel,
+        triton.cdiv(rows, ROWS_PER_PROGRAM),
+        x,
+        x,
+        branch,
+        weight,
+        gate,
+        next_weight,
+        scale,
+        gated,
+        out,
+        rows,
+        tokens,
+        x.stride(0),
+        x.stride(1),
+        branch.stride(0),
+        branch.stride(1),
+        *broadcast_strides(gate),
+        *broadcast_strides(scale),
+        eps,
+        next_eps,
+        N=hidden,
+        ROWS=ROWS_PER_PROGRAM,
+        num_warps=4,
+    )
+    return gated, out
+
+
+def rms_norm_gate_modulate(
+    x: torch.Tensor,
+    branch: torch.Tensor,
+    weight: torch.Tensor,
+    gate: torch.Tensor,
+    next_weight: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    next_eps: float,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rms_norm_gate` and, on its result, `rms_norm_modulate`.
+
+    Args:
+        x: the residual, [B, T, D] bf16; batch and token strides are free, D a multiple of 4 and at most 8192.
+        branch: output of attention, like `x`.
+        weight: [D] bf16, of the norm behind attention.
+        gate: [1 or B, 1 or T, D] bf16, before tanh; may be a strided `chunk` of the modulation.
+        next_weight: [D] bf16, of the norm in front of the feed-forward.
+        scale: like `gate`, before 1 is added.
+        eps: added to the mean square of `branch`.
+        next_eps: added to the mean square of the first result.
+        out_dtype: of the second result, bfloat16 or float8_e4m3fn.
+
+    Returns:
+        The gated residual, [B, T, D] bf16, and its modulated norm, [B, T, D] of `out_dtype`; byte-equal on CUDA to
+        `rms_norm_gate_modulate_reference`.
+
+    Raises:
+        KernelDeclined: the arguments are outside the above; the message says which and why.
+    """
+    arguments = (x, branch, weight, gate, next_weight, scale, eps, next_eps, out_dtype)
+    if reason := decline(*arguments):
+        raise KernelDeclined(reason)
+    return launch_rms_norm_gate_modulate(*arguments)
+
+
+@torch.library.custom_op("ideogram4_fusion::rms_norm_gate_modulate", mutates_args=())
+def rms_norm_gate_modulate_op(
+    x: torch.Tensor,
+    branch: torch.Tensor,
+    weight: torch.Tensor,
+    gate: torch.Tensor,
+    next_weight: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    next_eps: float,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rms_norm_gate_modulate` as an operator that torch.compile keeps whole."""
+    return rms_norm_gate_modulate(x, branch, weight, gate, next_weight, scale, eps, next_eps, out_dtype)
+
+
+@rms_norm_gate_modulate_op.register_fake
+def _(
+    x: torch.Tensor,
+    branch: torch.Tensor,
+    weight: torch.Tensor,
+    gate: torch.Tensor,
+    next_weight: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    next_eps: float,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    gated = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return gated, torch.empty(x.shape, dtype=out_dtype, device=x.device)
