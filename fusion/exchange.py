@@ -37,3 +37,8 @@ def is_patched(module: nn.Module) -> bool:
     """
     forward = module.__dict__.get("forward")
     return forward is not None and getattr(forward, "__func__", None) is not type(module).forward
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether something watches this one module's forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)

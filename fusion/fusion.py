@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..kernels.availability import unavailable
-from .chains import ROPE, Chain, load_chains
+from .chains import FP8_INPUT, ROPE, Chain, load_chains
 from .host import Host
 from .mount import Mount
 from .proof import HIGH, LOSSLESS, Ledger
@@ -52,9 +52,11 @@ class Fusion:
         if dtype != torch.bfloat16:
             reason = f"the model computes in {str(dtype).removeprefix('torch.')} here, the kernels in bfloat16"
         self.ledger = Ledger(quality, stock_reason=reason or unavailable(device))
-        self._chains: Mapping[str, Chain] = {}
+        self._chains: dict[str, Chain] = {}
         if self.ledger.stock_reason is None:
-            self._chains = load_chains() if chains is None else chains
+            self._chains = dict(load_chains() if chains is None else chains)
+            if host.attention is not None:
+                self._chains.setdefault(ROPE, host.attention.rope())
             inexact = {name: why for name, chain in self._chains.items() if (why := chain.inexact(device)) is not None}
             self.ledger.unprovable = frozenset(inexact)
             if quality == LOSSLESS:
@@ -91,12 +93,12 @@ class Fusion:
         if isinstance(mount, str):
             return f"stock: {mount}"
         aside = {**mount.foreign(), **(foreign or {}), **self.ledger.refused}
+        names = mount.chain_names + ((FP8_INPUT,) if FP8_INPUT in self.ledger.differing else ())
         states: dict[str, list[str]] = {}
-        for name in mount.chain_names:
-            if name not in aside:
-                states.setdefault(self._state(name), []).append(name)
-        parts = [f"{', '.join(names)} {state}" for state, names in states.items()]
-        parts += [f"{name}: stock, {aside[name]}" for name in mount.chain_names if name in aside]
+        for name in sorted(names, key=aside.__contains__):
+            state = f"stock ({aside[name]})" if name in aside else self._state(name)
+            states.setdefault(state, []).append(name)
+        parts = [f"{', '.join(group)} {state}" for state, group in states.items()]
         if ROPE not in mount.chain_names:
             parts.append(f"rope: {self.host.name}'s own")
         return f"{self.quality}: {mount.block_count}/{mount.block_count} blocks; {'; '.join(parts)}"

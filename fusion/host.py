@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,27 @@ from typing import Any
 import torch
 from torch import nn
 
-# forward(attention, rope, *args, **kwargs): attention written out with `rope(x, cos, sin)` left open.
-AttentionForward = Callable[..., torch.Tensor]
+from .chains import Chain
+from .emission import Emission
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """A host's attention written out, so that its rope can be exchanged.
+
+    Attributes:
+        forward: forward(attention, rope, x, **arguments): the host's own steps, `rope` called for queries and for keys;
+            `x` is a tensor, or an `Emitted` where the host has an Emission.
+        stands_for: whether it stands for this attention module.
+        takes: whether it may stand for it in a call with these named arguments. The shadow runs attention a second
+            time, which something that overrides or hooks it could notice.
+        rope: the chain, loaded when kernels are available.
+    """
+
+    forward: Callable[..., torch.Tensor]
+    stands_for: Callable[[nn.Module], bool]
+    takes: Callable[[nn.Module, Mapping[str, Any]], bool]
+    rope: Callable[[], Chain]
 
 
 @dataclass(frozen=True)
@@ -22,12 +41,11 @@ class Host:
         name: as it appears in a status line.
         norm_weight: opens an RMSNorm's weight for one use beside `x`, on its device and in its dtype. Weights are
             read in no other way, so that LoRA, offloading and paging keep working.
-        attention_forward: the host's attention with its rope left open, where that is the rotate-half chain of eager
-            operations; None where the host's rope is its own.
-        fusible_attention: whether `attention_forward` stands for this attention module.
+        attention: the host's attention, where its rope can be exchanged.
+        emission: how its fp8 Linears take an input that is quantised already, where it has any.
     """
 
     name: str
     norm_weight: Callable[[nn.RMSNorm, torch.Tensor], AbstractContextManager[torch.Tensor]]
-    attention_forward: AttentionForward | None = None
-    fusible_attention: Callable[[Any], bool] = lambda attention: False
+    attention: AttentionForm | None = None
+    emission: Emission | None = None

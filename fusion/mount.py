@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from .chains import GATE, MODULATE, ROPE, SILU_MUL, Chain
-from .exchange import exchanged_forwards, is_patched
+from .chains import FP8_INPUT, GATE, MERGE, MODULATE, ROPE, SILU_MUL, Chain
+from .emission import FP8, Emitted
+from .exchange import exchanged_forwards, is_hooked, is_patched
 from .host import Host
 from .proof import Evidence, Ledger
 from .sites import AttentionSite, BlockSite, FeedForwardSite, Site
@@ -28,12 +30,14 @@ class Mount:
         self._chains = chains
         self._runners = {name: partial(self._run, chain) for name, chain in chains.items()}
         self._sites: tuple[tuple[tuple[str, ...], tuple[Site, ...]], ...] = (
-            ((MODULATE, GATE), tuple(BlockSite(b, self, structure.signature) for b in structure.blocks)),
+            ((MODULATE, GATE, MERGE), tuple(BlockSite(b, self, structure.signature) for b in structure.blocks)),
             ((SILU_MUL,), tuple(FeedForwardSite(b.feed_forward, self) for b in structure.blocks)),
         )
-        if host.attention_forward is not None and all(host.fusible_attention(b.attention) for b in structure.blocks):
+        if host.attention is not None and all(host.attention.stands_for(b.attention) for b in structure.blocks):
             rope = tuple(AttentionSite(b.attention, self) for b in structure.blocks)
             self._sites += (((ROPE,), rope),)
+        self._mounted: frozenset[str] = frozenset()
+        self._units: dict[torch.device, torch.Tensor] = {}
 
     @property
     def chain_names(self) -> tuple[str, ...]:
@@ -50,27 +54,68 @@ class Mount:
                     break
         return found
 
-    def run(self, name: str) -> Callable[..., torch.Tensor]:
+    def takes_fp8(self, linear: nn.Module | None) -> bool:
+        """Whether a Linear is to be given what it would make of its input itself."""
+        emission = self.host.emission
+        return (
+            emission is not None
+            and linear is not None
+            and FP8_INPUT not in self.ledger.refused
+            and emission.takes(linear)
+        )
+
+    def emits(self, block: Any, attention_arguments: Mapping[str, Any]) -> tuple[bool, bool]:
+        """Whether the block's norms write fp8 for its attention, and for its feed-forward.
+
+        Only where the module that receives it is one of ours for this call, and nothing hooks it.
+        """
+        attention, ffn = block.attention, block.feed_forward
+        return (
+            self.takes_attention(attention, attention_arguments) and self.takes_fp8(getattr(attention, "qkv", None)),
+            SILU_MUL in self._mounted and not is_hooked(ffn) and self.takes_fp8(ffn.w1) and self.takes_fp8(ffn.w3),
+        )
+
+    def emitted(self, data: torch.Tensor) -> Emitted:
+        """Hidden states [B, T, D] that a kernel wrote in fp8, for the host's Linears."""
+        assert self.host.emission is not None  # written only where a Linear takes it
+        scale = self._units.get(data.device)
+        if scale is None:
+            scale = self._units[data.device] = torch.ones((), dtype=torch.float32, device=data.device)
+        return Emitted(data, self.host.emission, scale)
+
+    def quantised(self, x: torch.Tensor) -> Emitted:
+        """bf16 hidden states [B, T, D] as the host's Linears quantise them."""
+        assert self.host.emission is not None  # asked for only where a Linear takes it
+        return self.emitted(self.host.emission.quantise(x.flatten(0, 1)).view(x.shape))
+
+    def takes_attention(self, attention: nn.Module, arguments: Mapping[str, Any]) -> bool:
+        """Whether the host's written-out attention stands for this module in a call with these named arguments."""
+        form = self.host.attention
+        return (
+            form is not None and ROPE in self._mounted and not is_hooked(attention) and form.takes(attention, arguments)
+        )
+
+    def run(self, name: str) -> Callable[..., Any]:
         """A chain in the form in which it runs now: its kernel, or its eager form once it is refused."""
         return self._runners[name]
 
-    def _run(self, chain: Chain, *args: object) -> torch.Tensor:
+    def _run(self, chain: Chain, *args: Any, **more: Any) -> Any:
         if chain.name in self.ledger.refused:
-            return chain.eager(*args)
+            return chain.eager(*args, **more)
         try:
-            return chain.fused(*args)
+            return chain.fused(*args, **more)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the chain is pure: its eager form gives what the kernel owes
             self.ledger.refuse(chain.name, _raised(error))
-            return chain.eager(*args)
+            return chain.eager(*args, **more)
 
-    def compare(self, name: str) -> Callable[..., torch.Tensor]:
+    def compare(self, name: str) -> Callable[..., Any]:
         """A chain that runs both forms, notes whether they are equal, and returns the eager one."""
         chain = self._chains[name]
         count = self.evidence.count(name)
 
-        def both(*args: object) -> torch.Tensor:
+        def both(*args: Any) -> Any:
             eager = chain.eager(*args)
             if name in self.ledger.refused:
                 return eager
@@ -78,7 +123,8 @@ class Mount:
                 self.ledger.refuse(name, reason)
                 return eager
             try:
-                count.add(chain.fused(*args), eager)
+                for ours, theirs in zip(_as_tuple(chain.fused(*args)), _as_tuple(eager), strict=True):
+                    count.add(ours, theirs)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -87,14 +133,36 @@ class Mount:
 
         return both
 
+    def compare_emission(self, name: str, stock: torch.Tensor) -> Callable[..., None]:
+        """A chain that runs its kernel for fp8, and notes whether that is what the host makes of `stock`, [B, T, K]."""
+        emission, chain = self.host.emission, self._chains[name]
+        assert emission is not None  # asked for only where a Linear takes fp8
+
+        def emit(*args: Any) -> None:
+            if FP8_INPUT in self.ledger.refused or name in self.ledger.refused:
+                return
+            try:
+                ours = chain.fused(*args, out_dtype=FP8)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                self.ledger.refuse(FP8_INPUT, _raised(error))
+            else:
+                self.evidence.count(FP8_INPUT).add(ours.flatten(0, 1), emission.quantise(stock.flatten(0, 1)))
+
+        return emit
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Exchanges the forwards. Settles the evidence of a call that came to its end; one cut short proves nothing."""
         foreign = self.foreign()
-        sites = [site for names, group in self._sites if names[0] not in foreign for site in group]
+        groups = [(names, group) for names, group in self._sites if names[0] not in foreign]
+        sites = [site for _, group in groups for site in group]
+        self._mounted = frozenset(name for names, _ in groups for name in names)
         self.evidence = Evidence()
         with exchanged_forwards({site.module: site for site in sites}):
             yield
+        self._units.clear()
         if self.evidence.witnesses:
             self.ledger.settle(self.evidence)
             self.evidence = Evidence()
@@ -104,6 +172,10 @@ def _raised(error: Exception) -> str:
     return f"its kernel raised {type(error).__name__}: {str(error).strip()[:160]}"
 
 
+def _as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
 def _norms_hooked(block: nn.Module) -> bool:
     norms: list[nn.Module] = [getattr(block, name) for name in NORMS]
-    return any(is_patched(n) or n._forward_hooks or n._forward_pre_hooks for n in norms)
+    return any(is_patched(norm) or is_hooked(norm) for norm in norms)

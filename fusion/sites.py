@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .chains import GATE, MODULATE, ROPE, SILU_MUL
+from .chains import FP8_INPUT, GATE, MERGE, MODULATE, ROPE, SILU_MUL
+from .emission import FP8, Emitted, run_linear
 from .exchange import exchanged_forwards
 from .proof import differing
 from .structure import BlockCall, BlockSignature
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
     from .mount import Mount
 
 
-def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The hidden states of a call, given by position or by whatever name."""
-    first: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
-    return first
+    return args[0] if args else next(iter(kwargs.values()))
 
 
 @contextlib.contextmanager
@@ -58,6 +58,8 @@ class Site:
             return self.stock(*args, **kwargs)
         call = self.bind(args, kwargs)
         x = self.hidden_states(call)
+        if isinstance(x, Emitted):
+            return self.fused(call)  # its block proved this form together with the plain one
         if x.requires_grad and torch.is_grad_enabled():
             return self.stock(*args, **kwargs)  # the kernels have no backward
         signature = self.signature(call)
@@ -71,7 +73,7 @@ class Site:
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
 
-    def hidden_states(self, call: Any) -> torch.Tensor:
+    def hidden_states(self, call: Any) -> torch.Tensor | Emitted:
         raise NotImplementedError
 
     def signature(self, call: Any) -> Hashable:
@@ -108,29 +110,49 @@ class BlockSite(Site):
         return call.x
 
     def signature(self, call: BlockCall) -> Hashable:
-        return _form(call.x), _form(call.adaln_input)
+        return _form(call.x), _form(call.adaln_input), self.mount.emits(self.module, call.attention)
 
-    def _norm(
-        self, chain: Callable[..., torch.Tensor], norm: nn.RMSNorm, m: torch.Tensor, *hidden: torch.Tensor
-    ) -> torch.Tensor:
+    def _norm(self, chain: Callable[..., Any], norm: nn.RMSNorm, m: torch.Tensor, *hidden: Any, **more: Any) -> Any:
         with self.mount.host.norm_weight(norm, hidden[-1]) as weight:
-            return chain(*hidden, weight, m, norm.eps)
+            return chain(*hidden, weight, m, norm.eps, **more)
 
     def fused(self, call: BlockCall) -> torch.Tensor:
         block: Any = self.module
+        to_attention, to_feed_forward = self.mount.emits(block, call.attention)
         modulate, gate = self.mount.run(MODULATE), self.mount.run(GATE)
         scale_msa, gate_msa, scale_mlp, gate_mlp = block.adaln_modulation(call.adaln_input).chunk(4, dim=-1)
-        h = self._norm(modulate, block.attention_norm1, scale_msa, call.x)
+        if to_attention:
+            h = self.mount.emitted(self._norm(modulate, block.attention_norm1, scale_msa, call.x, out_dtype=FP8))
+        else:
+            h = self._norm(modulate, block.attention_norm1, scale_msa, call.x)
         h = block.attention(h, **call.attention)
-        x = self._norm(gate, block.attention_norm2, gate_msa, call.x, h)
-        h = self._norm(modulate, block.ffn_norm1, scale_mlp, x)
-        h = block.feed_forward(h)
-        return self._norm(gate, block.ffn_norm2, gate_mlp, x, h)
+        x, h = self._gate_modulate(call.x, h, gate_msa, scale_mlp, FP8 if to_feed_forward else torch.bfloat16)
+        h = block.feed_forward(self.mount.emitted(h) if to_feed_forward else h)
+        gated: torch.Tensor = self._norm(gate, block.ffn_norm2, gate_mlp, x, h)
+        return gated
+
+    def _gate_modulate(
+        self, x: torch.Tensor, branch: torch.Tensor, gate: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gate behind attention and the modulated norm behind it: one kernel, or two where that one is refused."""
+        block: Any = self.module
+        refused = self.mount.ledger.refused
+        if MERGE in refused or MODULATE in refused or GATE in refused:
+            x = self._norm(self.mount.run(GATE), block.attention_norm2, gate, x, branch)
+            return x, self._norm(self.mount.run(MODULATE), block.ffn_norm1, scale, x, out_dtype=out_dtype)
+        weight_of = self.mount.host.norm_weight
+        after, before = block.attention_norm2, block.ffn_norm1
+        with weight_of(after, branch) as weight, weight_of(before, branch) as following:
+            both: tuple[torch.Tensor, torch.Tensor] = self.mount.run(MERGE)(
+                x, branch, weight, gate, following, scale, after.eps, before.eps, out_dtype
+            )
+        return both
 
     def shadow(self, call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         block: Any = self.module
         evidence = self.mount.evidence
-        modulate, gate = self.mount.compare(MODULATE), self.mount.compare(GATE)
+        to_attention, to_feed_forward = self.mount.emits(block, call.attention)
+        modulate, gate, merge = (self.mount.compare(name) for name in (MODULATE, GATE, MERGE))
         modulation: list[torch.Tensor] = []
         x = call.x
         ffn_out: torch.Tensor | None = None
@@ -141,11 +163,21 @@ class BlockSite(Site):
         def see_attention(seen: torch.Tensor, out: torch.Tensor) -> None:
             nonlocal x
             evidence.structure.add(self._norm(modulate, block.attention_norm1, modulation[0], x), seen)
-            x = self._norm(gate, block.attention_norm2, modulation[1], x, out)
+            if to_attention:
+                emit = self.mount.compare_emission(MODULATE, seen)
+                self._norm(emit, block.attention_norm1, modulation[0], x)
+            weight_of = self.mount.host.norm_weight
+            after, before = block.attention_norm2, block.ffn_norm1
+            with weight_of(after, out) as weight, weight_of(before, out) as following:
+                merge(x, out, weight, modulation[1], following, modulation[2], after.eps, before.eps)
+            x = self._norm(gate, after, modulation[1], x, out)
 
         def see_feed_forward(seen: torch.Tensor, out: torch.Tensor) -> None:
             nonlocal ffn_out
             evidence.structure.add(self._norm(modulate, block.ffn_norm1, modulation[2], x), seen)
+            if to_feed_forward:
+                emit = self.mount.compare_emission(MODULATE, seen)
+                self._norm(emit, block.ffn_norm1, modulation[2], x)
             ffn_out = out
 
         with (
@@ -164,25 +196,30 @@ class BlockSite(Site):
 class FeedForwardSite(Site):
     """The feed-forward w2(silu(w1 x) * w3 x)."""
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        return first_argument(args, kwargs)
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | Emitted:
+        x: torch.Tensor | Emitted = first_argument(args, kwargs)
+        return x
 
-    def hidden_states(self, call: torch.Tensor) -> torch.Tensor:
+    def hidden_states(self, call: torch.Tensor | Emitted) -> torch.Tensor | Emitted:
         return call
 
     def signature(self, call: torch.Tensor) -> Hashable:
-        return _form(call)
+        return _form(call), self.mount.takes_fp8(self.module.w2)
 
-    def fused(self, call: torch.Tensor) -> torch.Tensor:
+    def fused(self, call: torch.Tensor | Emitted) -> torch.Tensor:
         ffn: Any = self.module
-        out: torch.Tensor = ffn.w2(self.mount.run(SILU_MUL)(ffn.w1(call), ffn.w3(call)))
-        return out
+        a, b = run_linear(ffn.w1, call), run_linear(ffn.w3, call)
+        silu_mul = self.mount.run(SILU_MUL)
+        if self.mount.takes_fp8(ffn.w2):
+            return run_linear(ffn.w2, self.mount.emitted(silu_mul(a, b, FP8)))
+        return run_linear(ffn.w2, silu_mul(a, b))
 
     def shadow(self, call: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         ffn: Any = self.module
         evidence = self.mount.evidence
         silu_mul = self.mount.compare(SILU_MUL)
         hidden: dict[str, torch.Tensor] = {}
+        emits = self.mount.takes_fp8(ffn.w2)
 
         def see_w1(_: torch.Tensor, out: torch.Tensor) -> None:
             hidden["w1"] = out
@@ -191,23 +228,32 @@ class FeedForwardSite(Site):
             hidden["w3"] = out
 
         def see_w2(seen: torch.Tensor, _: torch.Tensor) -> None:
-            evidence.structure.add(silu_mul(hidden.pop("w1"), hidden.pop("w3")), seen)
+            a, b = hidden.pop("w1"), hidden.pop("w3")
+            evidence.structure.add(silu_mul(a, b), seen)
+            if emits:
+                self.mount.compare_emission(SILU_MUL, seen)(a, b)
 
         with _watched(ffn.w1, see_w1), _watched(ffn.w3, see_w3), _watched(ffn.w2, see_w2):
             return self.stock(*args, **kwargs)
 
 
 class AttentionSite(Site):
-    """Attention of a host whose rope is the rotate-half chain: written out by the host, with its rope left open."""
+    """Attention as its host writes it out, with the rope exchanged."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if isinstance(first_argument(args, kwargs), Emitted) or self.mount.takes_attention(self.module, kwargs):
+            return super().__call__(*args, **kwargs)
+        return self.stock(*args, **kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, kwargs
 
-    def hidden_states(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> torch.Tensor:
-        return first_argument(*call)
+    def hidden_states(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> torch.Tensor | Emitted:
+        x: torch.Tensor | Emitted = first_argument(*call)
+        return x
 
     def signature(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Hashable:
-        return _form(self.hidden_states(call))
+        return _form(first_argument(*call)), self.mount.takes_fp8(getattr(self.module, "qkv", None))
 
     def fused(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> torch.Tensor:
         return self._with_rope(self.mount.run(ROPE), *call)
@@ -221,11 +267,15 @@ class AttentionSite(Site):
         # asked once more before it is said to compute something else.
         stock = self.stock(*args, **kwargs) if differing(ours, out) else out
         self.mount.evidence.structure.add(ours, stock)
+        if args and self.mount.takes_fp8(getattr(self.module, "qkv", None)):
+            emitted = self.mount.quantised(args[0])
+            spared = self._with_rope(self.mount.run(ROPE), (emitted, *args[1:]), kwargs)
+            self.mount.evidence.count(FP8_INPUT).add(spared, stock)
         return out
 
     def _with_rope(
         self, rope: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> torch.Tensor:
-        forward = self.mount.host.attention_forward
-        assert forward is not None  # an AttentionSite is only made for hosts that give one
-        return forward(self.module, rope, *args, **kwargs)
+        form = self.mount.host.attention
+        assert form is not None  # an AttentionSite is only made for hosts that have one
+        return form.forward(self.module, rope, *args, **kwargs)

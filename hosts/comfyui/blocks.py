@@ -1,15 +1,28 @@
-"""What fusion must know of ComfyUI's Ideogram 4: how a norm's weight is opened. Its attention keeps its own rope."""
+"""What fusion must know of ComfyUI's Ideogram 4: how a norm's weight is opened, and its attention written out.
+
+Attention is written after core's `Ideogram4Attention.forward` (`comfy/ldm/ideogram4/model.py`) since its change to
+comfy-kitchen's `rms_rope_split_half`; the earlier one keeps its own rope.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import comfy.ops
+import comfy.quant_ops
 import torch
 from torch import nn
 
-from ...fusion.host import Host
+from ...fusion.chains import ROPE, Chain
+from ...fusion.emission import Emitted, run_linear
+from ...fusion.exchange import is_hooked, is_patched
+from ...fusion.host import AttentionForm, Host
+from .fp8 import EMISSION
+
+Rope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
 @contextmanager
@@ -19,4 +32,55 @@ def _norm_weight(norm: nn.RMSNorm, x: torch.Tensor) -> Iterator[torch.Tensor]:
         yield weight
 
 
-HOST = Host("ComfyUI", _norm_weight)
+def _attention_forward(
+    attention: Any,
+    rope: Rope,
+    x: torch.Tensor | Emitted,
+    attn_mask: torch.Tensor | None,
+    freqs_cis: torch.Tensor,
+    transformer_options: dict[str, Any] | None = None,
+) -> torch.Tensor:
+    qkv = run_linear(attention.qkv, x).unflatten(-1, (3, attention.num_heads, attention.head_dim))
+    q, k, v = qkv.unbind(dim=2)
+    # One epsilon for both, as core passes it.
+    with _norm_weight(attention.norm_q, q) as weight:
+        q = rope(q, weight, freqs_cis, attention.norm_q.eps)
+    with _norm_weight(attention.norm_k, k) as weight:
+        k = rope(k, weight, freqs_cis, attention.norm_q.eps)
+    # By its name in core's module, so that whatever replaced it there is heeded.
+    attend = sys.modules[type(attention).__module__].optimized_attention_masked
+    out = attend(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attention.num_heads,
+        attn_mask,
+        skip_reshape=True,
+        transformer_options={} if transformer_options is None else transformer_options,
+    )
+    projected: torch.Tensor = attention.o(out)
+    return projected
+
+
+def _stands_for(attention: nn.Module) -> bool:
+    return hasattr(sys.modules.get(type(attention).__module__), "_split_half_rope_matrix")
+
+
+def _takes(attention: nn.Module, arguments: Mapping[str, Any]) -> bool:
+    options = arguments.get("transformer_options") or {}
+    return "optimized_attention_override" not in options and not any(
+        is_hooked(child) or is_patched(child) for child in attention.children()
+    )
+
+
+def _rope() -> Chain:
+    from ...kernels import rms_norm_rope
+
+    def stock(x: torch.Tensor, weight: torch.Tensor, freqs: torch.Tensor, eps: float) -> torch.Tensor:
+        rotated: torch.Tensor = comfy.quant_ops.ck.rms_rope_split_half1(x, freqs, weight, eps)
+        return rotated
+
+    return Chain(ROPE, stock, rms_norm_rope.launch_rms_norm_rope, rms_norm_rope.decline, rms_norm_rope.inexact_rotation)
+
+
+HOST = Host("ComfyUI", _norm_weight, AttentionForm(_attention_forward, _stands_for, _takes, _rope), EMISSION)

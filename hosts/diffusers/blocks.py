@@ -5,7 +5,7 @@ Attention is written after diffusers' `Ideogram4AttnProcessor` (`transformer_ide
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,7 +14,9 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.transformers.transformer_ideogram4 import Ideogram4AttnProcessor
 from torch import nn
 
-from ...fusion.host import Host
+from ...fusion.chains import ROPE, Chain
+from ...fusion.exchange import is_hooked, is_patched
+from ...fusion.host import AttentionForm, Host
 
 
 def _norm_weight(norm: nn.RMSNorm, x: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
@@ -45,8 +47,23 @@ def _attention_forward(
     return projected
 
 
-def _fusible_attention(attention: Any) -> bool:
+def _stands_for(attention: nn.Module) -> bool:
     return type(getattr(attention, "processor", None)) is Ideogram4AttnProcessor
 
 
-HOST = Host("diffusers", _norm_weight, _attention_forward, _fusible_attention)
+def _takes(attention: nn.Module, arguments: Mapping[str, Any]) -> bool:
+    return not any(is_hooked(child) or is_patched(child) for child in attention.children())
+
+
+def _rope() -> Chain:
+    from ...kernels import rotate_half_rope
+
+    return Chain(
+        ROPE,
+        rotate_half_rope.rotate_half_rope_reference,
+        rotate_half_rope.launch_rotate_half_rope,
+        rotate_half_rope.decline,
+    )
+
+
+HOST = Host("diffusers", _norm_weight, AttentionForm(_attention_forward, _stands_for, _takes, _rope))

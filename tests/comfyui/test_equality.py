@@ -65,9 +65,14 @@ def test_lossless_equals_stock(inference: None, model: ModelPatcher, batch: int,
     assert torch.equal(render(fused, masked, batch), stock)
     assert untouched(model)
     blocks = len(model.model.diffusion_model.layers)
-    cpu = "; ".join(f"{name}: stock, ATen adds a row up in another order on the CPU" for name in ("modulate", "gate"))
-    exact = "modulate, gate, silu-mul exact" if ON_GPU else f"silu-mul exact; {cpu}"
-    assert status(fused) == f"lossless: {blocks}/{blocks} blocks; {exact}; rope: ComfyUI's own"
+    earlier = type(model.model.diffusion_model).__module__ == "earlier_ideogram4"
+    rope = "; rope: ComfyUI's own" if earlier else ""
+    if ON_GPU:
+        exact = f"modulate, gate, gate+modulate, silu-mul{'' if earlier else ', rope'}, fp8 input exact"
+    else:
+        exact = "silu-mul exact; modulate, gate, gate+modulate stock (ATen adds a row up in another order on the CPU)"
+        rope = rope or "; rope stock (comfy-kitchen rounds otherwise on the CPU)"
+    assert status(fused) == f"lossless: {blocks}/{blocks} blocks; {exact}{rope}"
 
 
 def test_sizes_follow_one_another_without_state(inference: None, model: ModelPatcher) -> None:
