@@ -24,10 +24,14 @@ $(PACKAGE_LINK):
 	mkdir -p $@
 	for part in $(PACKAGES); do ln -sfn ../../$$part $@/$$part; done
 
+# By the environment, so that no quote or dollar sign of a prompt reaches the shell's grammar.
+export DEMO_CHECKPOINT := $(value CHECKPOINT)
+export DEMO_PROMPT := $(value PROMPT)
+
 demo: $(INSTALLED)
-	$(BIN)/ideogram4-fusion --output output \
-	  $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") $(if $(PRESET),--preset $(PRESET)) \
-	  $(if $(PROMPT),--prompt '$(PROMPT)') $(if $(WIDTH),--width $(WIDTH)) $(if $(HEIGHT),--height $(HEIGHT)) \
+	@$(BIN)/ideogram4-fusion --output output \
+	  $(if $(value CHECKPOINT),--checkpoint "$$DEMO_CHECKPOINT") $(if $(value PROMPT),--prompt "$$DEMO_PROMPT") \
+	  $(if $(PRESET),--preset $(PRESET)) $(if $(WIDTH),--width $(WIDTH)) $(if $(HEIGHT),--height $(HEIGHT)) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(QUALITIES),--qualities $(QUALITIES))
 
 lint: $(INSTALLED) $(PACKAGE_LINK)
@@ -44,4 +48,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build output .cache
+	rm -rf $(VENV) build output .cache *.egg-info

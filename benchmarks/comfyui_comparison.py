@@ -4,8 +4,10 @@
         [--checkpoint FILE] [--vae FILE] [--presets INSTANT_8 FAST_20] [--qualities off lossless] [--size 1024]
         [--patcher dynamic|plain] [--output FOLDER]
 
-Run it with ComfyUI's own Python. Without a checkpoint or a VAE, random weights of the official size take their place:
-equality and speed are the same, the pictures are noise. The prompt is random text features in either case.
+Run it with ComfyUI's own Python, PYTHONPATH naming a folder in which this pack lies, or is linked, as
+`ideogram4_fusion` (`make lint` makes `build/` one). Without a checkpoint or a VAE, random weights of the official size
+take their place, the VAE's from diffusers: equality and speed are the same, the pictures are noise. The prompt is
+random text features in either case.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -21,11 +23,7 @@ def start_comfyui(path: Path, *, on_gpu: bool, dynamic: bool) -> None:
     """
     if not (path / "comfy" / "sd.py").is_file():
         raise FileNotFoundError(f"no ComfyUI at {path}")
-    scratch = tempfile.mkdtemp(prefix="ideogram4-fusion-")
     arguments = ["comfyui", "--database-url", "sqlite:///:memory:"]
-    for folder in ("temp", "output", "user", "input"):
-        Path(scratch, folder).mkdir()
-        arguments += [f"--{folder}-directory", str(Path(scratch, folder))]
     if not on_gpu:
         arguments.append("--cpu")
     sys.path.insert(0, str(path))
@@ -37,8 +35,21 @@ def start_comfyui(path: Path, *, on_gpu: bool, dynamic: bool) -> None:
         import comfy.cli_args
     finally:
         sys.argv = before
+    _write_elsewhere()
     if dynamic:
         _start_dynamic_vram()
+
+
+def _write_elsewhere() -> None:
+    """Sends everything that core would write beside its code to a folder that goes when the process ends."""
+    import folder_paths
+
+    scratch = Path(tempfile.mkdtemp(prefix="ideogram4-fusion-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    for name in ("output", "temp", "input", "user"):
+        folder = scratch / name
+        folder.mkdir()
+        getattr(folder_paths, f"set_{name}_directory")(str(folder))
 
 
 def _start_dynamic_vram() -> None:

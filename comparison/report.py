@@ -59,16 +59,21 @@ class Report:
         return verdict(self.metrics, self.latents, self.nothing_fused)
 
     @property
+    def _explained(self) -> bool:
+        """Whether a time comes with a note, and so is not held against another."""
+        return bool(self.a.note or self.b.note)
+
+    @property
     def step_ratio(self) -> float | None:
-        """Median time per step of B over A; None when either was not timed."""
-        if not self.a.seconds_per_step or not self.b.seconds_per_step:
+        """Median time per step of B over A; None when either was not timed, or its time needs an explanation."""
+        if self._explained or not self.a.seconds_per_step or not self.b.seconds_per_step:
             return None
         return _ratio(statistics.median(self.b.seconds_per_step), statistics.median(self.a.seconds_per_step))
 
     @property
     def total_ratio(self) -> float | None:
-        """Total time of B over A; None when A was not timed."""
-        return _ratio(self.b.total_seconds, self.a.total_seconds)
+        """Total time of B over A; None when A was not timed, or a time needs an explanation."""
+        return None if self._explained else _ratio(self.b.total_seconds, self.a.total_seconds)
 
 
 def text(report: Report) -> str:
@@ -150,8 +155,6 @@ def _render_lines(side: str, render: Render) -> list[str]:
 
 
 def _ratio_lines(report: Report) -> list[str]:
-    if report.a.note or report.b.note:
-        return []  # times that need an explanation are not held against each other
     same = report.a.quality == report.b.quality
     b, a = ("B", "A") if same else (report.b.quality, report.a.quality)
     return [

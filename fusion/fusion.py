@@ -48,10 +48,10 @@ class Fusion:
         self.quality = quality
         self.host = host
         self.device = device
-        reason = None
-        if dtype != torch.bfloat16:
+        reason = unavailable(device)
+        if reason is None and dtype != torch.bfloat16:
             reason = f"the model computes in {str(dtype).removeprefix('torch.')} here, the kernels in bfloat16"
-        self.ledger = Ledger(quality, stock_reason=reason or unavailable(device))
+        self.ledger = Ledger(quality, stock_reason=reason)
         self._chains: dict[str, Chain] = {}
         if self.ledger.stock_reason is None:
             self._chains = dict(load_chains() if chains is None else chains)
@@ -118,7 +118,7 @@ class Fusion:
         if self.quality == LOSSLESS:
             return "to be proven on the first step"
         unequal, compared = self.ledger.differing.get(chain, (0, 0))
-        return f"fused ({unequal:,} of {compared:,} values differ)" if compared else "fused"
+        return f"fused ({unequal:,} of {compared:,} values differed in the first forward)" if compared else "fused"
 
     def _mount(self, root: nn.Module) -> Mount | str:
         """The sites of a model, or the reason why it has none; worked out once per model."""

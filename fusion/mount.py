@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from .block_site import BlockSite
 from .chains import FP8_INPUT, GATE, MERGE, MODULATE, ROPE, SILU_MUL, Chain
 from .emission import FP8, Emitted
 from .exchange import exchanged_forwards, is_hooked, is_patched
 from .host import Host
-from .proof import Evidence, Ledger
-from .sites import AttentionSite, BlockSite, FeedForwardSite, Site
+from .inner_sites import AttentionSite, FeedForwardSite
+from .proof import Evidence, Ledger, raised
+from .site import Site
 from .structure import NORMS, Structure
 
 
@@ -107,7 +109,7 @@ class Mount:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the chain is pure: its eager form gives what the kernel owes
-            self.ledger.refuse(chain.name, _raised(error))
+            self.ledger.refuse(chain.name, raised(error))
             return chain.eager(*args, **more)
 
     def compare(self, name: str) -> Callable[..., Any]:
@@ -128,7 +130,7 @@ class Mount:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                self.ledger.refuse(name, _raised(error))
+                self.ledger.refuse(name, raised(error))
             return eager
 
         return both
@@ -146,7 +148,7 @@ class Mount:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                self.ledger.refuse(FP8_INPUT, _raised(error))
+                self.ledger.refuse(FP8_INPUT, raised(error))
             else:
                 self.evidence.count(FP8_INPUT).add(ours.flatten(0, 1), emission.quantise(stock.flatten(0, 1)))
 
@@ -166,10 +168,6 @@ class Mount:
         if self.evidence.witnesses:
             self.ledger.settle(self.evidence)
             self.evidence = Evidence()
-
-
-def _raised(error: Exception) -> str:
-    return f"its kernel raised {type(error).__name__}: {str(error).strip()[:160]}"
 
 
 def _as_tuple(result: Any) -> tuple[torch.Tensor, ...]:

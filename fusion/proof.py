@@ -36,6 +36,11 @@ def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.contiguous().view(as_integer) != b.contiguous().view(as_integer)).sum()
 
 
+def raised(error: Exception) -> str:
+    """An exception of a kernel as a reason, in one line."""
+    return f"its kernel raised {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
 @dataclass
 class Count:
     """Values compared so far, and the differing ones among them, still on the device."""

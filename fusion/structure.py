@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,14 +32,14 @@ class BlockCall:
 
 @dataclass(frozen=True)
 class BlockSignature:
-    """Parameter names of a block's forward without `self`; the first is the hidden states."""
+    """Parameters of a block's forward without `self`, the hidden states first: their names and defaults."""
 
     names: tuple[str, ...]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockCall:
         """Sorts the arguments of a call. Raises KeyError if hidden states or adaln_input are missing."""
-        given = dict(zip(self.names, args, strict=False))
-        given.update(kwargs)
+        given = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
         x, adaln_input = given.pop(self.names[0]), given.pop(ADALN_INPUT)
         return BlockCall(x, adaln_input, given)
 
@@ -110,4 +110,4 @@ def _signature(block: nn.Module) -> BlockSignature | str:
     unknown = [n for n in names[1:] if n != ADALN_INPUT and n not in known]
     if unknown:
         return f"{type(block).__name__}.forward takes {', '.join(unknown)}, which its attention does not"
-    return BlockSignature(names)
+    return BlockSignature(names, {p.name: p.default for p in ours if p.default is not p.empty})

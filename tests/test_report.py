@@ -148,6 +148,8 @@ def test_times_with_a_note_are_not_held_against_each_other() -> None:
     noted = text(replace(report, b=replace(report.b, note="interpreted on the CPU")))
     assert "note: interpreted on the CPU" in noted and "seconds per step: 0.1190" in noted
     assert "x the time of" not in noted
+    data = as_dict(replace(report, b=replace(report.b, note="interpreted on the CPU")))
+    assert data["step_ratio"] is None and data["total_ratio"] is None
 
 
 def test_text_of_renders_that_were_not_fused_offers_no_likeness() -> None:

@@ -83,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> None:
         seed=arguments.seed,
     )
     device = _device(arguments.device)
-    output: Path = arguments.output
+    output: Path = arguments.output.expanduser()
     output.mkdir(parents=True, exist_ok=True)
 
     # Only now: they import diffusers, which imports Triton, which reads the variable that `_device` sets.
@@ -91,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
     from .compare import compare_qualities
 
-    checkpoint: Path | None = arguments.checkpoint
+    checkpoint: Path | None = arguments.checkpoint and arguments.checkpoint.expanduser()
     if checkpoint is None:
         from .tiny_checkpoint import write_tiny_checkpoint
 

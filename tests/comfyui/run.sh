@@ -6,7 +6,8 @@
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd -P)
-for folder in "${COMFYUI_PATH:-}" "$root/../.." "${HOME:-/nonexistent}/comfy/ComfyUI"; do
+# The pack may be linked into custom_nodes: what counts is the way by which make was called.
+for folder in "${COMFYUI_PATH:-}" "${PWD}/../.." "$root/../.." "${HOME:-/nonexistent}/comfy/ComfyUI"; do
     if [ -n "$folder" ] && [ -f "$folder/comfy/sd.py" ]; then
         comfyui=$(CDPATH='' cd -- "$folder" && pwd -P)
         break
@@ -27,8 +28,7 @@ fi
 # What the suite needs besides ComfyUI goes into a folder of its own: the artist's environment stays as it is.
 extras="$root/.cache/comfyui-tests"
 if [ ! -f "$extras/.installed" ]; then
-    "$python" -m pip install --quiet --target "$extras" --constraint "$root/constraints.txt" pytest
-    "$python" -m pip install --quiet --target "$extras" playwright
+    "$python" -m pip install --quiet --target "$extras" --constraint "$root/constraints.txt" pytest playwright
     touch "$extras/.installed"
 fi
 cd "$root"

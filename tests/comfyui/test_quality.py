@@ -165,6 +165,22 @@ def test_a_patched_feed_forward_is_left_to_its_patch(model: ModelPatcher) -> Non
     assert "stock" not in status(again)
 
 
+def test_a_patched_attention_is_called_as_core_calls_it(model: ModelPatcher) -> None:
+    """A patch may know attention's arguments under names of its own: core hands them on by position."""
+    attention = model.get_model_object("diffusion_model.layers.1.attention")
+    stock = type(attention).forward.__get__(attention)
+
+    def patch(h: Any, mask: Any, rotation: Any, transformer_options: Any) -> torch.Tensor:
+        return 0.5 * stock(h, mask, rotation, transformer_options=transformer_options)
+
+    patched = model.clone()
+    patched.add_object_patch("diffusion_model.layers.1.attention.forward", patch)
+    halved = render(patched)
+    fused, _ = set_quality(patched, "lossless")
+    assert torch.equal(render(fused), halved)
+    assert "modulate, gate, gate+modulate, silu-mul" in status(fused)
+
+
 def test_another_wrapper_and_an_attention_override_still_run(model: ModelPatcher) -> None:
     calls: list[str] = []
 

@@ -1,0 +1,145 @@
+"""The block: modulate in front of attention and feed-forward, gate behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .chains import GATE, MERGE, MODULATE
+from .emission import FP8
+from .site import Site, first_argument, form_of, watched
+from .structure import BlockCall, BlockSignature
+
+if TYPE_CHECKING:
+    from .mount import Mount
+
+
+class BlockSite(Site):
+    """The block: modulate in front of attention and feed-forward, gate behind them."""
+
+    def __init__(self, module: nn.Module, mount: Mount, signature: BlockSignature) -> None:
+        super().__init__(module, mount)
+        self._signature = signature
+        # What the host hands to attention by position behind the hidden states; another pack's attention may know the
+        # arguments under other names.
+        self._by_position: tuple[str, ...] = ()
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
+        return self._signature.bind(args, kwargs)
+
+    def hidden_states(self, call: BlockCall) -> torch.Tensor:
+        return call.x
+
+    def signature(self, call: BlockCall) -> Hashable:
+        block: Any = self.module
+        emits = self.mount.emits(block, call.attention)
+        return form_of(call.x), form_of(call.adaln_input), emits, self.mount.takes_fp8(block.feed_forward.w2)
+
+    def _norm(self, chain: Callable[..., Any], norm: nn.RMSNorm, m: torch.Tensor, *hidden: Any, **more: Any) -> Any:
+        with self.mount.host.norm_weight(norm, hidden[-1]) as weight:
+            return chain(*hidden, weight, m, norm.eps, **more)
+
+    def fused(self, call: BlockCall) -> torch.Tensor:
+        block: Any = self.module
+        to_attention, to_feed_forward = self.mount.emits(block, call.attention)
+        modulate, gate = self.mount.run(MODULATE), self.mount.run(GATE)
+        scale_msa, gate_msa, scale_mlp, gate_mlp = block.adaln_modulation(call.adaln_input).chunk(4, dim=-1)
+        if to_attention:
+            h = self.mount.emitted(self._norm(modulate, block.attention_norm1, scale_msa, call.x, out_dtype=FP8))
+        else:
+            h = self._norm(modulate, block.attention_norm1, scale_msa, call.x)
+        named = dict(call.attention)
+        h = block.attention(h, *[named.pop(name) for name in self._by_position], **named)
+        x, h = self._gate_modulate(call.x, h, gate_msa, scale_mlp, FP8 if to_feed_forward else torch.bfloat16)
+        h = block.feed_forward(self.mount.emitted(h) if to_feed_forward else h)
+        gated: torch.Tensor = self._norm(gate, block.ffn_norm2, gate_mlp, x, h)
+        return gated
+
+    def _gate_modulate(
+        self, x: torch.Tensor, branch: torch.Tensor, gate: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gate behind attention and the modulated norm behind it: one kernel, or two where that one is refused."""
+        block: Any = self.module
+        refused = self.mount.ledger.refused
+        if MERGE in refused or MODULATE in refused or GATE in refused:
+            x = self._norm(self.mount.run(GATE), block.attention_norm2, gate, x, branch)
+            return x, self._norm(self.mount.run(MODULATE), block.ffn_norm1, scale, x, out_dtype=out_dtype)
+        weight_of = self.mount.host.norm_weight
+        after, before = block.attention_norm2, block.ffn_norm1
+        with weight_of(after, branch) as weight, weight_of(before, branch) as following:
+            both: tuple[torch.Tensor, torch.Tensor] = self.mount.run(MERGE)(
+                x, branch, weight, gate, following, scale, after.eps, before.eps, out_dtype
+            )
+        return both
+
+    def shadow(self, call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        block: Any = self.module
+        evidence = self.mount.evidence
+        to_attention, to_feed_forward = self.mount.emits(block, call.attention)
+        modulate, gate, merge = (self.mount.compare(name) for name in (MODULATE, GATE, MERGE))
+        modulation: list[torch.Tensor] = []
+        x = call.x
+        ffn_out: torch.Tensor | None = None
+
+        def see_modulation(_: Any, __: Any, out: torch.Tensor) -> None:
+            modulation.extend(out.chunk(4, dim=-1))
+
+        def see_attention(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
+            nonlocal x
+            rest = named if given else dict(list(named.items())[1:])
+            by_position = _names_of(given[1:], rest, call.attention)
+            if by_position is None:
+                reason = f"{type(block).__name__} hands its attention other arguments than its own"
+                self.mount.ledger.stock_reason = reason
+            else:
+                self._by_position = by_position
+            seen = first_argument(given, named)
+            evidence.structure.add(self._norm(modulate, block.attention_norm1, modulation[0], x), seen)
+            if to_attention:
+                emit = self.mount.compare_emission(MODULATE, seen)
+                self._norm(emit, block.attention_norm1, modulation[0], x)
+            weight_of = self.mount.host.norm_weight
+            after, before = block.attention_norm2, block.ffn_norm1
+            with weight_of(after, out) as weight, weight_of(before, out) as following:
+                merge(x, out, weight, modulation[1], following, modulation[2], after.eps, before.eps)
+            x = self._norm(gate, after, modulation[1], x, out)
+
+        def see_feed_forward(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
+            nonlocal ffn_out
+            seen = first_argument(given, named)
+            evidence.structure.add(self._norm(modulate, block.ffn_norm1, modulation[2], x), seen)
+            if to_feed_forward:
+                emit = self.mount.compare_emission(MODULATE, seen)
+                self._norm(emit, block.ffn_norm1, modulation[2], x)
+            ffn_out = out
+
+        with (
+            watched(block.adaln_modulation, see_modulation),
+            watched(block.attention, see_attention),
+            watched(block.feed_forward, see_feed_forward),
+        ):
+            out = self.stock(*args, **kwargs)
+        if ffn_out is None:
+            self.mount.ledger.stock_reason = f"{type(block).__name__} did not call its feed_forward"
+        else:
+            evidence.structure.add(self._norm(gate, block.ffn_norm2, modulation[3], x, ffn_out), out)
+        return out
+
+
+def _names_of(positional: tuple[Any, ...], named: dict[str, Any], arguments: dict[str, Any]) -> tuple[str, ...] | None:
+    """The names of what was handed on by position; None if anything handed on is not one of `arguments` itself."""
+    left = {name: value for name, value in arguments.items() if name not in named}
+    if any(name not in arguments or arguments[name] is not value for name, value in named.items()):
+        return None
+    names = []
+    for value in positional:
+        name = next((name for name, candidate in left.items() if candidate is value), None)
+        if name is None:
+            return None
+        del left[name]
+        names.append(name)
+    # What is left the host does not hand on: then neither may we, unless it is nothing.
+    return None if any(value is not None for value in left.values()) else tuple(names)
