@@ -10,8 +10,8 @@ from torch import nn
 
 from .chains import GATE, MERGE, MODULATE
 from .emission import FP8
-from .site import Site, first_argument, form_of, watched
-from .structure import BlockCall, BlockSignature
+from .site import Site, first_argument, form_of, kind_of
+from .structure import BlockCall, BlockSignature, norms_hooked
 
 if TYPE_CHECKING:
     from .mount import Mount
@@ -30,13 +30,13 @@ class BlockSite(Site):
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
         return self._signature.bind(args, kwargs)
 
-    def hidden_states(self, call: BlockCall) -> torch.Tensor:
-        return call.x
-
     def signature(self, call: BlockCall) -> Hashable:
         block: Any = self.module
-        emits = self.mount.emits(block, call.attention)
-        return form_of(call.x), form_of(call.adaln_input), emits, self.mount.takes_fp8(block.feed_forward.w2)
+        emits = self.mount.emits(block, call.attention), self.mount.takes_fp8(block.feed_forward.w2)
+        return form_of(call.x), form_of(call.adaln_input), kind_of(tuple(call.attention.values())), emits
+
+    def obstructed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return norms_hooked(self.module)  # by something that came inside the call; Mount looks before it
 
     def _norm(self, chain: Callable[..., Any], norm: nn.RMSNorm, m: torch.Tensor, *hidden: Any, **more: Any) -> Any:
         with self.mount.host.norm_weight(norm, hidden[-1]) as weight:
@@ -84,7 +84,9 @@ class BlockSite(Site):
         x = call.x
         ffn_out: torch.Tensor | None = None
 
-        def see_modulation(_: Any, __: Any, out: torch.Tensor) -> None:
+        def see_modulation(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
+            if first_argument(given, named) is not call.adaln_input or modulation:
+                raise LookupError("adaln_modulation was called otherwise")
             modulation.extend(out.chunk(4, dim=-1))
 
         def see_attention(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
@@ -92,8 +94,7 @@ class BlockSite(Site):
             rest = named if given else dict(list(named.items())[1:])
             by_position = _names_of(given[1:], rest, call.attention)
             if by_position is None:
-                reason = f"{type(block).__name__} hands its attention other arguments than its own"
-                self.mount.ledger.stock_reason = reason
+                self.mount.ledger.run_stock(f"{type(block).__name__} hands its attention other arguments than its own")
             else:
                 self._by_position = by_position
             seen = first_argument(given, named)
@@ -117,15 +118,18 @@ class BlockSite(Site):
             ffn_out = out
 
         with (
-            watched(block.adaln_modulation, see_modulation),
-            watched(block.attention, see_attention),
-            watched(block.feed_forward, see_feed_forward),
+            self.watched(block.adaln_modulation, see_modulation),
+            self.watched(block.attention, see_attention),
+            self.watched(block.feed_forward, see_feed_forward),
         ):
             out = self.stock(*args, **kwargs)
-        if ffn_out is None:
-            self.mount.ledger.stock_reason = f"{type(block).__name__} did not call its feed_forward"
-        else:
+
+        def see_block() -> None:
+            if ffn_out is None:
+                raise LookupError("feed_forward was not called")
             evidence.structure.add(self._norm(gate, block.ffn_norm2, modulation[3], x, ffn_out), out)
+
+        self.conclude(see_block)
         return out
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 _MISSING = object()
+
+# Two threads that exchange forwards of one model at once would put back each other's.
+EXCHANGE = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -17,17 +21,19 @@ def exchanged_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iter
 
     They are put back in `finally`, as they were: ComfyUI's interrupt is a BaseException.
     """
-    before = [(module, module.__dict__.get("forward", _MISSING)) for module in forwards]
-    try:
+    with EXCHANGE:
+        before = [(module, module.__dict__.get("forward", _MISSING)) for module in forwards]
         for module, forward in forwards.items():
             module.__dict__["forward"] = forward
+    try:
         yield
     finally:
-        for module, forward in before:
-            if forward is _MISSING:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = forward
+        with EXCHANGE:
+            for module, forward in before:
+                if forward is _MISSING:
+                    module.__dict__.pop("forward", None)
+                else:
+                    module.__dict__["forward"] = forward
 
 
 def is_patched(module: nn.Module) -> bool:

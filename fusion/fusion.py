@@ -125,7 +125,7 @@ class Fusion:
         if self.ledger.stock_reason is not None:
             return self.ledger.stock_reason
         known = self._mounts.get(root)
-        if known is None:
+        if known is None or (isinstance(known, Mount) and known.outdated()):
             structure: Structure = inspect_model(root)
             known = structure.declined or Mount(structure, self.host, self._chains, self.ledger)
             self._mounts[root] = known

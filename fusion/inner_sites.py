@@ -10,7 +10,7 @@ import torch
 from .chains import FP8_INPUT, ROPE, SILU_MUL
 from .emission import FP8, Emitted, run_linear
 from .proof import differing
-from .site import Site, first_argument, form_of, watched
+from .site import Site, Watch, first_argument, form_of, kind_of
 
 
 class FeedForwardSite(Site):
@@ -19,9 +19,6 @@ class FeedForwardSite(Site):
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | Emitted:
         x: torch.Tensor | Emitted = first_argument(args, kwargs)
         return x
-
-    def hidden_states(self, call: torch.Tensor | Emitted) -> torch.Tensor | Emitted:
-        return call
 
     def signature(self, call: torch.Tensor) -> Hashable:
         return form_of(call), self.mount.takes_fp8(self.module.w2)
@@ -41,40 +38,49 @@ class FeedForwardSite(Site):
         hidden: dict[str, torch.Tensor] = {}
         emits = self.mount.takes_fp8(ffn.w2)
 
-        def see_w1(_: Any, __: Any, out: torch.Tensor) -> None:
-            hidden["w1"] = out
+        def same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+            if ours is not theirs:
+                evidence.structure.add(ours, theirs)
 
-        def see_w3(_: Any, __: Any, out: torch.Tensor) -> None:
-            hidden["w3"] = out
+        def see_first(name: str) -> Watch:
+            def see(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
+                same(call, first_argument(given, named))
+                if name in hidden:
+                    raise LookupError(f"{name} was called twice")
+                hidden[name] = out
 
-        def see_w2(given: tuple[Any, ...], named: dict[str, Any], _: torch.Tensor) -> None:
+            return see
+
+        def see_w2(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
             seen = first_argument(given, named)
             a, b = hidden.pop("w1"), hidden.pop("w3")
             evidence.structure.add(silu_mul(a, b), seen)
             if emits:
                 self.mount.compare_emission(SILU_MUL, seen)(a, b)
+            if "w2" in hidden:
+                raise LookupError("w2 was called twice")
+            hidden["w2"] = out
 
-        with watched(ffn.w1, see_w1), watched(ffn.w3, see_w3), watched(ffn.w2, see_w2):
-            return self.stock(*args, **kwargs)
+        w1, w3 = self.watched(ffn.w1, see_first("w1")), self.watched(ffn.w3, see_first("w3"))
+        with w1, w3, self.watched(ffn.w2, see_w2):
+            out = self.stock(*args, **kwargs)
+        self.conclude(lambda: same(hidden["w2"], out))
+        return out
 
 
 class AttentionSite(Site):
     """Attention as its host writes it out, with the rope exchanged."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if isinstance(first_argument(args, kwargs), Emitted) or self.mount.takes_attention(self.module, kwargs):
-            return super().__call__(*args, **kwargs)
-        return self.stock(*args, **kwargs)
+    def obstructed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return not args or not self.mount.takes_attention(self.module, kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, kwargs
 
-    def hidden_states(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> torch.Tensor | Emitted:
-        x: torch.Tensor | Emitted = first_argument(*call)
-        return x
-
     def signature(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Hashable:
-        return form_of(first_argument(*call)), self.mount.takes_fp8(getattr(self.module, "qkv", None))
+        (x, *rest), kwargs = call
+        kinds = kind_of(tuple(rest)), tuple((name, kind_of(value)) for name, value in kwargs.items())
+        return form_of(x), kinds, self.mount.takes_fp8(getattr(self.module, "qkv", None))
 
     def fused(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> torch.Tensor:
         return self._with_rope(self.mount.run(ROPE), *call)
@@ -83,16 +89,24 @@ class AttentionSite(Site):
         self, call: tuple[tuple[Any, ...], dict[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> torch.Tensor:
         out = self.stock(*args, **kwargs)
+        try:
+            self._compare_form(out, args, kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self.mount.ledger.refuse(ROPE, f"attention cannot be written out ({type(error).__name__})")
+        return out
+
+    def _compare_form(self, out: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ours = self._with_rope(self.mount.compare(ROPE), args, kwargs)
         # The first call of a process may differ from the next: on an H200 attention or its projection did. So stock is
         # asked once more before it is said to compute something else.
         stock = self.stock(*args, **kwargs) if differing(ours, out) else out
-        self.mount.evidence.structure.add(ours, stock)
+        self.mount.evidence.form(ROPE).add(ours, stock)
         if args and self.mount.takes_fp8(getattr(self.module, "qkv", None)):
             emitted = self.mount.quantised(args[0])
             spared = self._with_rope(self.mount.run(ROPE), (emitted, *args[1:]), kwargs)
             self.mount.evidence.count(FP8_INPUT).add(spared, stock)
-        return out
 
     def _with_rope(
         self, rope: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -13,12 +14,12 @@ from torch import nn
 from .block_site import BlockSite
 from .chains import FP8_INPUT, GATE, MERGE, MODULATE, ROPE, SILU_MUL, Chain
 from .emission import FP8, Emitted
-from .exchange import exchanged_forwards, is_hooked, is_patched
+from .exchange import EXCHANGE, exchanged_forwards, is_hooked, is_patched
 from .host import Host
 from .inner_sites import AttentionSite, FeedForwardSite
 from .proof import Evidence, Ledger, raised
 from .site import Site
-from .structure import NORMS, Structure
+from .structure import Structure, marks, norms_hooked
 
 
 class Mount:
@@ -40,6 +41,9 @@ class Mount:
             self._sites += (((ROPE,), rope),)
         self._mounted: frozenset[str] = frozenset()
         self._units: dict[torch.device, torch.Tensor] = {}
+        self._thread: int | None = None
+        self._blocks = structure.blocks
+        self._marks = marks(structure.blocks)
 
     @property
     def chain_names(self) -> tuple[str, ...]:
@@ -51,7 +55,7 @@ class Mount:
         found: dict[str, str] = {}
         for names, sites in self._sites:
             for site in sites:
-                if is_patched(site.module) or (isinstance(site, BlockSite) and _norms_hooked(site.module)):
+                if is_patched(site.module) or (isinstance(site, BlockSite) and norms_hooked(site.module)):
                     found.update(dict.fromkeys(names, f"another node patched {type(site.module).__name__}"))
                     break
         return found
@@ -154,26 +158,44 @@ class Mount:
 
         return emit
 
+    def serves(self) -> bool:
+        """Whether the sites are to do anything for the caller: mounted by this thread, on a model that may be fused."""
+        return self._thread == threading.get_ident() and self.ledger.stock_reason is None
+
+    def outdated(self) -> bool:
+        """Whether something on the model was exchanged since its sites were made, so that no proof of theirs holds."""
+        return not self._taken() and marks(self._blocks) != self._marks
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Exchanges the forwards. Settles the evidence of a call that came to its end; one cut short proves nothing."""
-        foreign = self.foreign()
-        groups = [(names, group) for names, group in self._sites if names[0] not in foreign]
-        sites = [site for _, group in groups for site in group]
-        self._mounted = frozenset(name for names, _ in groups for name in names)
-        self.evidence = Evidence()
-        with exchanged_forwards({site.module: site for site in sites}):
-            yield
-        self._units.clear()
-        if self.evidence.witnesses:
+        """Exchanges the forwards. Settles the evidence of a call that came to its end; one cut short proves nothing.
+
+        While another thread, or an outer call, has sites on the model, this one runs through it as it finds it.
+        """
+        with contextlib.ExitStack() as exchanged:
+            with EXCHANGE:
+                mine = not self._taken()
+                if mine:
+                    foreign = self.foreign()
+                    groups = [(names, group) for names, group in self._sites if names[0] not in foreign]
+                    sites = [site for _, group in groups for site in group]
+                    self._mounted = frozenset(name for names, _ in groups for name in names)
+                    self.evidence = Evidence()
+                    self._thread = threading.get_ident()
+                    exchanged.enter_context(exchanged_forwards({site.module: site for site in sites}))
+            try:
+                yield
+            finally:
+                if mine:
+                    self._thread = None
+                    self._units.clear()
+        if mine and self.evidence.witnesses:
             self.ledger.settle(self.evidence)
             self.evidence = Evidence()
+
+    def _taken(self) -> bool:
+        return any(isinstance(s.module.__dict__.get("forward"), Site) for _, group in self._sites for s in group)
 
 
 def _as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
-
-
-def _norms_hooked(block: nn.Module) -> bool:
-    norms: list[nn.Module] = [getattr(block, name) for name in NORMS]
-    return any(is_patched(norm) or is_hooked(norm) for norm in norms)

@@ -58,14 +58,25 @@ class Count:
 
 @dataclass
 class Evidence:
-    """What one shadow forward saw: per chain, and for the blocks' structure as a whole."""
+    """What one shadow forward saw.
+
+    Attributes:
+        chains: kernels against their eager forms.
+        forms: modules written out by the host adapter against the host's own, by the chain that needs them.
+        structure: the blocks, put together as Ideogram 4 does, against the host's own.
+        witnesses: what is proven if all that is equal.
+    """
 
     chains: dict[str, Count] = field(default_factory=dict)
+    forms: dict[str, Count] = field(default_factory=dict)
     structure: Count = field(default_factory=Count)
     witnesses: list[tuple[set[Hashable], Hashable]] = field(default_factory=list)
 
     def count(self, chain: str) -> Count:
         return self.chains.setdefault(chain, Count())
+
+    def form(self, chain: str) -> Count:
+        return self.forms.setdefault(chain, Count())
 
 
 @dataclass
@@ -98,6 +109,13 @@ class Ledger:
             self.proven.discard(chain)
             log.warning("Ideogram 4 fusion: %s runs stock: %s", chain, reason)
 
+    def run_stock(self, reason: str) -> None:
+        """Leaves the whole model to the host from now on, and says so once."""
+        if self.stock_reason is None:
+            self.stock_reason = reason
+            self.revision += 1
+            log.warning("Ideogram 4 fusion: the model runs stock: %s", reason)
+
     def judge(self, chain: str, count: Count) -> None:
         """Takes the outcome of a comparison of one chain."""
         unequal = count.total()
@@ -111,12 +129,14 @@ class Ledger:
         """Draws the conclusions of a shadow forward that came to its end."""
         self.revision += 1
         if unequal := evidence.structure.total():
-            self.stock_reason = (
+            self.run_stock(
                 f"the blocks compute something else than their parts suggest, or do not repeat themselves "
                 f"({unequal:,} of {evidence.structure.compared:,} values differ from stock)"
             )
-            log.warning("Ideogram 4 fusion: the model runs stock: %s", self.stock_reason)
             return
+        for chain, count in evidence.forms.items():
+            if unequal := count.total():
+                self.refuse(chain, f"{unequal:,} of {count.compared:,} values of the module around it differ")
         for chain, count in evidence.chains.items():
             self.judge(chain, count)
         for proven, signature in evidence.witnesses:

@@ -29,39 +29,29 @@ def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 Watch = Callable[[tuple[Any, ...], dict[str, Any], torch.Tensor], None]
 
 
-@contextlib.contextmanager
-def watched(module: nn.Module, watch: Watch) -> Iterator[None]:
-    """Calls `watch(arguments, named arguments, output)` behind every forward of `module`, which runs as ever."""
-    stock = module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
-        out: torch.Tensor = stock(*args, **kwargs)
-        watch(args, kwargs, out)
-        return out
-
-    with exchanged_forwards({module: forward}):
-        yield
-
-
 class Site:
     """Stands in for `module.forward` while mounted. Subclasses say what is fused and how it is proven."""
 
     def __init__(self, module: nn.Module, mount: Mount) -> None:
         self.module = module
         self.mount = mount
-        self.stock: Callable[..., torch.Tensor] = type(module).forward.__get__(module)
         self.proven: set[Hashable] = set()
 
+    def stock(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The module's own forward, as its class has it now."""
+        out: torch.Tensor = type(self.module).forward(self.module, *args, **kwargs)
+        return out
+
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        x = first_argument(args, kwargs)
+        if isinstance(x, Emitted):
+            return self.fused(self.bind(args, kwargs))  # its block proved this form together with the plain one
         # Under torch.compile the host's own chain is traced: Inductor fuses it its own way, and no proof can run there.
-        if torch.compiler.is_compiling() or self.mount.ledger.stock_reason is not None:
+        if torch.compiler.is_compiling() or not self.mount.serves():
+            return self.stock(*args, **kwargs)
+        if not self._plain(x) or self.obstructed(args, kwargs):
             return self.stock(*args, **kwargs)
         call = self.bind(args, kwargs)
-        x = self.hidden_states(call)
-        if isinstance(x, Emitted):
-            return self.fused(call)  # its block proved this form together with the plain one
-        if x.requires_grad and torch.is_grad_enabled():
-            return self.stock(*args, **kwargs)  # the kernels have no backward
         signature = self.signature(call)
         if signature in self.proven:
             return self.fused(call)
@@ -70,10 +60,43 @@ class Site:
         self.mount.evidence.witnesses.append((self.proven, signature))
         return self.shadow(call, args, kwargs)
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise NotImplementedError
+    def _plain(self, x: Any) -> bool:
+        """Whether `x` is what the proof and the kernels are about: no gradients, no autocast, at least one value."""
+        if not isinstance(x, torch.Tensor) or x.ndim != 3 or x.numel() == 0:
+            return False
+        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.module.parameters())):
+            return False  # the kernels have no backward
+        return not torch.is_autocast_enabled(x.device.type)
 
-    def hidden_states(self, call: Any) -> torch.Tensor | Emitted:
+    @contextlib.contextmanager
+    def watched(self, module: nn.Module, watch: Watch) -> Iterator[None]:
+        """Calls `watch(arguments, named arguments, output)` behind every forward of `module`, which runs as ever."""
+        stock = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+            out: torch.Tensor = stock(*args, **kwargs)
+            if self.mount.serves():
+                self.conclude(lambda: watch(args, kwargs, out))
+            return out
+
+        with exchanged_forwards({module: forward}):
+            yield
+
+    def conclude(self, look: Callable[[], None]) -> None:
+        """Looks at what stock did. Where that cannot be followed the model is not what it seems, and runs stock."""
+        try:
+            look()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            name = type(self.module).__name__
+            self.mount.ledger.run_stock(f"{name} does not use its parts as Ideogram 4 does ({type(error).__name__})")
+
+    def obstructed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether something stands in the way of fusing a call with these arguments."""
+        return False
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
 
     def signature(self, call: Any) -> Hashable:
@@ -88,9 +111,18 @@ class Site:
 
 
 def form_of(x: torch.Tensor) -> Hashable:
-    """Device, dtype, last size, broadcast class and strides of a tensor; free in the number of tokens and of images.
+    """Device, dtype, last size, broadcast class and strides of a tensor; free in the number of tokens and of images."""
+    return x.shape[-1], kind_of(x)
 
-    A tensor with gaps keeps its exact strides, and is proven anew for every shape.
+
+def kind_of(value: Any) -> Hashable:
+    """The form without the last size, which for a mask is the number of tokens; None for what is no tensor.
+
+    A tensor with gaps keeps its exact shape and strides, and is proven anew for every shape.
     """
-    strides = None if x.is_contiguous() else (x.shape, x.stride())
-    return x.device, x.dtype, x.ndim, x.shape[-1], x.shape[0] == 1, x.shape[1] == 1, strides
+    if isinstance(value, tuple):
+        return tuple(kind_of(part) for part in value)
+    if not isinstance(value, torch.Tensor):
+        return None
+    strides = None if value.is_contiguous() else (value.shape, value.stride())
+    return value.device, value.dtype, tuple(size == 1 for size in value.shape[:-1]), strides

@@ -7,7 +7,7 @@ diffusers (`transformer_ideogram4.py`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..kernels.rows import decline_hidden_size
+from .exchange import is_hooked, is_patched
 
 NORMS = ("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2")
 PARTS = ("attention", "feed_forward", *NORMS, "adaln_modulation")
@@ -73,6 +74,27 @@ def inspect_model(root: nn.Module) -> Structure:
     if any(type(b) is not type(blocks[0]) or type(b.attention) is not type(blocks[0].attention) for b in blocks):
         return Structure(declined="the blocks are of different classes")
     return Structure(blocks, signature)
+
+
+def norms_hooked(block: nn.Module) -> bool:
+    """Whether something patched or watches one of the block's norms, whose forward the kernels skip."""
+    parts = block._modules
+    return any(is_patched(norm) or is_hooked(norm) for norm in (parts[name] for name in NORMS) if norm is not None)
+
+
+def marks(blocks: Iterable[nn.Module]) -> list[object]:
+    """What a proof on these blocks rests on besides their inputs; equal lists mean that nothing was exchanged since.
+
+    The modules that they consist of, their classes' forwards, whatever was put on them by name, and the norms' dtypes.
+    """
+    found: list[object] = []
+    for block in blocks:
+        for module in (block, block.attention, block.feed_forward):
+            found.append(type(module).forward)
+            found.append(tuple(module._modules.values()))
+            found.append(tuple(map(id, module.__dict__.values())))
+        found.append(tuple(block._modules[name].weight.dtype for name in NORMS))
+    return found
 
 
 def _decline_block(block: nn.Module) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -215,7 +217,7 @@ def test_high_keeps_a_kernel_that_differs_and_says_by_how_much() -> None:
     stock = run(stack, None, inputs)
     assert torch.equal(run(stack, fusion, inputs), stock)  # the shadow returns stock
     assert not torch.equal(run(stack, fusion, inputs), stock)
-    assert f"silu-mul fused (3 of {3 * 37 * 256:,} values differ)" in fusion.status(stack)
+    assert f"silu-mul fused (3 of {3 * 37 * 256:,} values differed in the first forward)" in fusion.status(stack)
 
 
 class OtherFormula(nn.Module):
@@ -363,6 +365,101 @@ def test_another_model_is_declined_by_name() -> None:
 def test_a_model_that_computes_in_another_dtype_is_declined_by_name() -> None:
     fusion = Fusion("lossless", HOST, torch.device(DEVICE), torch.float32)
     assert fusion.status(make_stack()) == "stock: the model computes in float32 here, the kernels in bfloat16"
+
+
+def test_what_is_exchanged_after_the_proof_is_proven_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class patched for everybody, a norm put in another's place: no module says so of itself."""
+    stack, inputs = make_stack(), make_inputs()
+    fusion = make_fusion(eager_everywhere())
+    run(stack, fusion, inputs)
+    ffn = type(stack.layers[0].feed_forward)
+    before = ffn.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(ffn, "forward", lambda self, x: 2 * before(self, x))
+        for _ in range(2):
+            assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+    stack.layers[1].attention_norm1 = nn.RMSNorm(128, eps=1e-2).to(DEVICE, torch.bfloat16)
+    fresh = make_fusion(eager_everywhere())
+    run(stack, fresh, inputs)
+    stack.layers[1].attention_norm1 = nn.RMSNorm(128, eps=1.0).to(DEVICE, torch.bfloat16)
+    for _ in range(2):
+        assert torch.equal(run(stack, fresh, inputs), run(stack, None, inputs))
+
+
+@pytest.mark.parametrize("strange", ["never calls w3", "calls w2 twice", "halves the tokens"])
+def test_blocks_that_use_their_parts_otherwise_run_stock(strange: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack, inputs = make_stack(), make_inputs(tokens=36)
+    ffn = type(stack.layers[0].feed_forward)
+    before = ffn.forward
+    forwards = {
+        "never calls w3": lambda self, x: self.w2(torch.nn.functional.gelu(self.w1(x))),
+        "calls w2 twice": lambda self, x: sum(before(self, x) for _ in range(2)),
+        "halves the tokens": lambda self, x: before(self, x[:, ::2]).repeat_interleave(2, dim=1),
+    }
+    monkeypatch.setattr(ffn, "forward", forwards[strange])
+    fusion = make_fusion(eager_everywhere())
+    for _ in range(2):
+        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+    assert untouched(stack)
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (0, 37)])
+def test_nothing_is_proven_by_no_values(shape: tuple[int, int]) -> None:
+    stack = make_stack()
+    wrong = make_fusion(eager_everywhere() | {"silu-mul": lambda a, b: all_chains()["silu-mul"].eager(a, b) + 1})
+    run(stack, wrong, make_inputs(*shape))
+    inputs = make_inputs(max(shape[0], 2), 37)
+    assert torch.equal(run(stack, wrong, inputs), run(stack, None, inputs))
+
+
+def test_autocast_is_left_to_stock() -> None:
+    stack, inputs = make_stack(), make_inputs()
+    fusion = make_fusion(eager_everywhere())
+    run(stack, fusion, inputs)
+    with torch.autocast(DEVICE, torch.float16):
+        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+
+
+def test_parameters_that_want_gradients_get_them() -> None:
+    stack, inputs = make_stack(), make_inputs()
+    fusion = make_fusion(eager_everywhere())
+    run(stack, fusion, inputs)
+    stack.requires_grad_(True)
+    with fusion.mounted(stack):
+        stack(*inputs).float().sum().backward()
+    assert all(p.grad is not None for p in stack.layers.parameters())
+
+
+def test_threads_share_a_model_and_leave_it_clean() -> None:
+    stack, inputs = make_stack(), make_inputs()
+    stock, wrong, interval = run(stack, None, inputs), [], sys.getswitchinterval()
+
+    def render() -> None:
+        fusion = make_fusion(eager_everywhere())
+        for _ in range(15):
+            if not torch.equal(run(stack, fusion, inputs), stock):
+                wrong.append(1)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=render) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong and untouched(stack)
+
+
+def test_a_site_kept_beyond_its_call_runs_stock() -> None:
+    stack, inputs = make_stack(), make_inputs()
+    fusion = make_fusion(eager_everywhere())
+    stock = run(stack, None, inputs)
+    with fusion.mounted(stack):
+        kept = [layer.forward for layer in stack.layers]
+    with exchanged_forwards(dict(zip(stack.layers, kept, strict=True))):
+        assert torch.equal(run(stack, None, inputs), stock)
 
 
 def test_self_test_judges_before_the_first_image() -> None:

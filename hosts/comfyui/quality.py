@@ -22,6 +22,10 @@ from .blocks import HOST
 
 KEY = "ideogram4_fusion"
 
+# Of core's own wrapper (`comfy_api/torch_helpers/torch_compile.py`), whose module would import all of comfy_api.
+_COMPILE_KEY = "torch.compile"
+_COMPILED = "torch.compile is on this model, and traces the stock chains"
+
 _PATCHED = {
     r"diffusion_model\.layers\.\d+(\.forward)?": (MODULATE, GATE),
     r"diffusion_model\.layers\.\d+\.feed_forward(\.forward)?": (SILU_MUL,),
@@ -75,7 +79,7 @@ def set_quality(
     fusion = Fusion(quality, HOST, torch.device(model.load_device), model.model.get_dtype_inference())
     fusion.self_test(root)
     fused.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, FusionWrapper(fusion, tell))
-    return fused, fusion.status(root, _foreign(model))
+    return fused, status(fused)
 
 
 def fusion_of(model: ModelPatcher) -> Fusion | None:
@@ -87,13 +91,23 @@ def fusion_of(model: ModelPatcher) -> Fusion | None:
 def status(model: ModelPatcher) -> str:
     """What is mounted on a MODEL, in one line, as of its last forward."""
     fusion = fusion_of(model)
-    return "off: stock" if fusion is None else fusion.status(_root(model.model), _foreign(model))
+    if fusion is None:
+        return "off: stock"
+    if _compiled(model):
+        return f"stock: {_COMPILED}"
+    return fusion.status(_root(model.model), _foreign(model))
 
 
 def unfused_reason(model: ModelPatcher) -> str | None:
     """Why a MODEL that carries a Fusion runs stock all the same, or None where a kernel is mounted."""
     fusion = fusion_of(model)
-    return "its fusion quality is off" if fusion is None else fusion.unfused_reason(_root(model.model))
+    if fusion is None:
+        return "its fusion quality is off"
+    return _COMPILED if _compiled(model) else fusion.unfused_reason(_root(model.model))
+
+
+def _compiled(model: ModelPatcher) -> bool:
+    return bool(model.get_wrappers(WrappersMP.APPLY_MODEL, _COMPILE_KEY))
 
 
 def _root(base_model: Any) -> nn.Module:

@@ -202,6 +202,20 @@ def test_another_wrapper_and_an_attention_override_still_run(model: ModelPatcher
     assert calls == stock_calls
 
 
+def test_torch_compile_traces_stock_and_the_status_says_so(model: ModelPatcher) -> None:
+    """core's own compile helper, whichever of the two nodes comes first."""
+    pytest.importorskip("av")  # the helper lies in comfy_api, which needs all of ComfyUI's packages
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    fused, _ = set_quality(model, "lossless")
+    set_torch_compile_wrapper(fused, backend="eager")
+    plain = model.clone()
+    set_torch_compile_wrapper(plain, backend="eager")
+    assert torch.equal(render(fused), render(plain))
+    assert status(fused) == "stock: torch.compile is on this model, and traces the stock chains"
+    assert status(set_quality(plain, "high")[0]) == status(fused) and untouched(model)
+
+
 def test_status_is_told_again_when_sampling_changes_it(model: ModelPatcher) -> None:
     told: list[str] = []
     fused, _ = set_quality(model, "lossless", told.append)
