@@ -13,7 +13,8 @@ CATEGORY = "Ideogram 4 Fusion"
 
 _QUALITY_PROMISE = (
     "off: the stock model. lossless: fused kernels, each proven byte-equal to the stock model on this machine, so the "
-    "image is the same. high: the same kernels without that proof; close, and the comparison says how close."
+    "image is the same. high: today the same kernels without that proof; the comparison says whether the image is "
+    "identical, or how close."
 )
 
 
