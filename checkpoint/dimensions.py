@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from reprlib import repr as shortened
 from typing import Any
 
 from .config import config_in_metadata
@@ -14,6 +16,8 @@ from .layout import Layout
 # ideogram-ai/ideogram-4: heads of 256, and what its config.json says of rotation and normalisation.
 _OFFICIAL_HEAD_DIM = 256
 _OFFICIAL: Mapping[str, Any] = {"rope_theta": 5_000_000, "mrope_section": (24, 20, 20), "norm_eps": 1e-5}
+_PATCH_VALUES = 4  # a token holds 2 x 2 latent pixels
+_WHOLE_FILE = "Use a complete transformer file."
 
 
 @dataclass(frozen=True)
@@ -64,16 +68,16 @@ def read_dimensions(header: Header, layout: Layout, config: Mapping[str, Any] | 
             256 channels, the official values are taken.
 
     Raises:
-        CheckpointError: a tensor that shows a size is absent or has another rank, the config contradicts the tensors,
-            or rope_theta, mrope_section or norm_eps is not to be had.
+        CheckpointError: a tensor that shows a size is absent, empty or of another rank, the config contradicts the
+            tensors, or rope_theta, mrope_section or norm_eps is not to be had.
     """
     sizes = _sizes(header, layout)
-    config = config or config_in_metadata(header.metadata) or {}
+    config = config or config_in_metadata(header) or {}
     for name, size in sizes.items():
         if name in config and config[name] != size:
             raise CheckpointError(
                 header.file,
-                f"its config says {name} is {config[name]!r}, the tensors say {size}",
+                f"its config says {name} is {shortened(config[name])}, the tensors say {size}",
                 "Put the config.json of this very model beside it, or remove the one that is there.",
             )
     return Dimensions(**sizes, **_rotation(header, config, sizes["attention_head_dim"]))
@@ -84,7 +88,7 @@ def _sizes(header: Header, layout: Layout) -> dict[str, Any]:
         info = header.tensors.get(layout.prefix + name)
         if info is None or len(info.shape) != rank:
             problem = "it lacks a tensor" if info is None else f"a tensor of shape {list(info.shape)}, not rank {rank}"
-            raise CheckpointError(header.file, problem, "Use a complete transformer file.", layout.prefix + name)
+            raise CheckpointError(header.file, problem, _WHOLE_FILE, layout.prefix + name)
         return info.shape
 
     hidden, channels = shape("input_proj.weight", 2)
@@ -93,12 +97,12 @@ def _sizes(header: Header, layout: Layout) -> dict[str, Any]:
         raise CheckpointError(
             header.file,
             f"{hidden} channels do not divide into heads of {head}, an even number",
-            "Use a complete transformer file.",
+            _WHOLE_FILE,
             f"{layout.prefix}layers.0.attention.norm_q.weight",
         )
     blocks = layout.prefix + "layers."
     layers = {name.removeprefix(blocks).partition(".")[0] for name in header.tensors if name.startswith(blocks)}
-    return {
+    sizes = {
         "in_channels": channels,
         "num_layers": len(layers),
         "num_attention_heads": hidden // head,
@@ -107,6 +111,17 @@ def _sizes(header: Header, layout: Layout) -> dict[str, Any]:
         "adaln_dim": shape("adaln_proj.weight", 2)[0],
         "llm_features_dim": shape("llm_cond_norm.weight", 1)[0],
     }
+    for name, size in sizes.items():
+        if size < 1:
+            raise CheckpointError(header.file, f"its tensors have {name} {size}", _WHOLE_FILE)
+    if channels % _PATCH_VALUES:
+        raise CheckpointError(
+            header.file,
+            f"a token of {channels} channels cannot hold a patch of 2 x 2 latent pixels",
+            _WHOLE_FILE,
+            f"{layout.prefix}input_proj.weight",
+        )
+    return sizes
 
 
 def _rotation(header: Header, config: Mapping[str, Any], head: int) -> dict[str, Any]:
@@ -127,9 +142,9 @@ def _rotation(header: Header, config: Mapping[str, Any], head: int) -> dict[str,
         )
     theta, section, eps = found["rope_theta"], found["mrope_section"], found["norm_eps"]
     if not (_is_number(theta) and theta > 1):
-        raise CheckpointError(header.file, f"rope_theta is {theta!r}, not a number above 1", advice)
+        raise CheckpointError(header.file, f"rope_theta is {shortened(theta)}, not a number above 1", advice)
     if not (_is_number(eps) and 0 < eps < 1):
-        raise CheckpointError(header.file, f"norm_eps is {eps!r}, not a number between 0 and 1", advice)
+        raise CheckpointError(header.file, f"norm_eps is {shortened(eps)}, not a number between 0 and 1", advice)
     # Height takes frequencies 1, 4, 7, ... and width 2, 5, 8, ...: the last one must exist.
     if (
         not isinstance(section, (list, tuple))
@@ -140,11 +155,16 @@ def _rotation(header: Header, config: Mapping[str, Any], head: int) -> dict[str,
     ):
         raise CheckpointError(
             header.file,
-            f"mrope_section is {section!r}, not three lengths that fit into the {head // 2} frequencies of a head",
+            f"mrope_section is {shortened(section)}, "
+            f"not three lengths that fit into the {head // 2} frequencies of a head",
             advice,
         )
-    return {"rope_theta": theta, "mrope_section": tuple(section), "norm_eps": float(eps)}
+    return {"rope_theta": float(theta), "mrope_section": tuple(section), "norm_eps": float(eps)}
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether a value is finite as a float: JSON may hold Infinity, NaN and integers beyond every float."""
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:
+        return False

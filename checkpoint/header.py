@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,13 +70,13 @@ def find_shards(path: Path) -> tuple[Path, ...]:
         CheckpointError: a shard is missing.
     """
     match = _SHARD.fullmatch(path.name)
-    if match is None:
+    if match is None or not 1 <= int(match["index"]) <= int(match["count"]):
         return (path,)
     count = int(match["count"])
     names = [f"{match['stem']}-{i:05d}-of-{count:05d}{match['suffix']}" for i in range(1, count + 1)]
     shards = tuple(path.with_name(name) for name in names)
     for shard in shards:
-        if not shard.exists():
+        if not os.path.exists(shard):
             raise CheckpointError(
                 path,
                 f"the model has {count} parts and {shard.name} is missing",
@@ -105,8 +106,9 @@ def read_header(paths: Path | Sequence[Path]) -> Header:
 
 
 def _read_one(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    if not file.is_file():
-        problem = "this is a folder" if file.is_dir() else "there is no such file"
+    # os.path's, since pathlib's raise where a name is longer than the file system allows.
+    if not os.path.isfile(file):
+        problem = "this is a folder" if os.path.isdir(file) else "there is no such file"
         raise CheckpointError(file, problem, "Choose the transformer's .safetensors file.")
     try:
         with safe_open(str(file), framework="pt") as opened:
@@ -121,28 +123,42 @@ def _read_one(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
 
 def _explain(file: Path, error: Exception) -> CheckpointError:
     """What the file is, from its size and first bytes, now that it is known not to be a whole safetensors file."""
-    size = file.stat().st_size
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            first = opened.read(64)
+            # Layout of a safetensors file: 8 bytes little-endian length of the JSON header, the header, the data.
+            length = int.from_bytes(first[:8], "little")
+            opened.seek(8)
+            header = opened.read(length) if length <= _LONGEST_HEADER else b""
+    except OSError as refusal:
+        return CheckpointError(file, f"it cannot be read ({refusal.strerror})", "Make it readable, then try again.")
     if size == 0:
         return CheckpointError(file, "the file is empty", _DOWNLOAD_AGAIN)
-    with file.open("rb") as opened:
-        first = opened.read(64)
+    # Only then the other formats: a header's length may begin with any of their first bytes, but none of them, read
+    # as a length, is below the limit and has a brace behind it.
+    if not header.startswith(b"{"):
         for magic, problem, advice in _OTHER_FORMATS:
             if first.lstrip().lower().startswith(magic) or first.startswith(magic):
                 return CheckpointError(file, problem, advice)
-        # Layout of a safetensors file: 8 bytes little-endian length of the JSON header, the header, the data.
-        length = int.from_bytes(first[:8], "little")
-        if first[8:9] not in (b"{", b"") or length > _LONGEST_HEADER:
+        if first[8:9] or length > _LONGEST_HEADER:
             return CheckpointError(file, f"this is no safetensors file ({error})", _USE_SAFETENSORS)
-        if 8 + length > size:
-            return CheckpointError(file, "the file is cut short within its header", _DOWNLOAD_AGAIN)
-        opened.seek(8)
-        header = opened.read(length)
-    try:
-        entries = json.loads(header)
-        data = max(entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    if 8 + length > size:
+        return CheckpointError(file, "the file is cut short within its header", _DOWNLOAD_AGAIN)
+    data = _data_bytes(header)
+    if data is None:
         return CheckpointError(file, f"the safetensors header is damaged ({error})", _DOWNLOAD_AGAIN)
     expected = 8 + length + data
     if size < expected:
         return CheckpointError(file, f"the file is cut short: {size:,} of {expected:,} bytes", _DOWNLOAD_AGAIN)
     return CheckpointError(file, f"the file is damaged ({error})", _DOWNLOAD_AGAIN)
+
+
+def _data_bytes(header: bytes) -> int | None:
+    """Where the last tensor of a header ends; None where the header does not say."""
+    try:
+        tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+        ends = [entry["data_offsets"][1] for entry in tensors]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return max(ends) if ends and all(type(end) is int for end in ends) else None

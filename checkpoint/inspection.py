@@ -10,6 +10,7 @@ from .config import find_config
 from .dimensions import Dimensions, read_dimensions
 from .header import Header, find_shards, read_header
 from .layout import Layout, identify
+from .quantisation import check_marks
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Checkpoint:
 
 
 def inspect_checkpoint(path: Path) -> Checkpoint:
-    """Reads the headers of a file, or of all the shards it is one of, and the config.json beside it.
+    """Reads the headers of a file, or of all the shards it is one of, the config.json beside it and ComfyUI's marks.
 
     Raises:
         CheckpointError: it is no complete Ideogram 4 transformer in a layout that the pack reads.
@@ -35,4 +36,6 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     layout = identify(header)
     dimensions = read_dimensions(header, layout, find_config(path))
     check_complete(header, layout, dimensions)
+    if layout.weights == "fp8_scaled":
+        check_marks(header, layout.prefix)
     return Checkpoint(header, layout, dimensions)

@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from reprlib import repr as shortened
+from typing import Any
+
+import torch
+from safetensors import safe_open
 
 from .errors import CheckpointError
 from .header import Header, TensorInfo
 
 _CORE_LOADS_IT = "ComfyUI's own Load Diffusion Model node loads this file."
 _ALTERNATIVES = "Use the official fp8 file, ideogram4_fp8_scaled.safetensors of Comfy-Org/Ideogram-4, or a bf16 file."
+
+_DOWNLOAD_AGAIN = "Download the file again."
+
+_E4M3 = "float8_e4m3fn"  # ComfyUI's name of the one format that the pack reads
 
 # Companions of a bitsandbytes 4-bit weight.
 _BITSANDBYTES = (".absmax", ".quant_map", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
@@ -39,7 +48,7 @@ def quantised_layers(header: Header, prefix: str) -> dict[str, str]:
     try:
         entries = json.loads(text)["layers"]
         return layers | {name.removeprefix(prefix): str(entry["format"]) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             header.file, f"its _quantization_metadata cannot be read ({error!r})", _ALTERNATIVES
         ) from error
@@ -54,7 +63,8 @@ def refuse_other_quantisations(file: Path, tensors: Mapping[str, TensorInfo], la
         layers: what `quantised_layers` found.
 
     Raises:
-        CheckpointError: bitsandbytes, nvfp4, mxfp8, int8 and other integer or e5m2 weights.
+        CheckpointError: bitsandbytes, nvfp4, mxfp8, int8 and other integer or e5m2 weights, or metadata that calls a
+            weight e4m3 which is not.
     """
     for name in tensors:
         if name.endswith(_BITSANDBYTES):
@@ -65,8 +75,13 @@ def refuse_other_quantisations(file: Path, tensors: Mapping[str, TensorInfo], la
                 name,
             )
     for module, form in layers.items():
-        if form not in ("", "float8_e4m3fn"):
+        weight = tensors.get(f"{module}.weight")
+        if form not in ("", _E4M3):
             raise CheckpointError(file, f"it is quantised as {form}", _CORE_LOADS_IT, f"{module}.weight")
+        if form and weight is not None and weight.dtype != "F8_E4M3":
+            raise CheckpointError(
+                file, f"its metadata says {form} of a weight in {weight.dtype}", _ALTERNATIVES, f"{module}.weight"
+            )
     for name, info in tensors.items():
         if not name.endswith(".weight") or info.dtype in ("BF16", "F16", "F32", "F64"):
             continue
@@ -83,3 +98,55 @@ def refuse_other_quantisations(file: Path, tensors: Mapping[str, TensorInfo], la
             raise CheckpointError(
                 file, f"its weights are packed as {info.dtype} by a tool unknown here", _ALTERNATIVES, name
             )
+
+
+def check_marks(header: Header, prefix: str) -> None:
+    """Reads the `comfy_quant` tensors of a per-tensor fp8 file: each is JSON of {"format": "float8_e4m3fn", ...}.
+
+    Raises:
+        CheckpointError: one says another format, by which ComfyUI would misread the weight, or cannot be read.
+    """
+    for path in header.paths:
+        with safe_open(str(path), framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
+                if not (name.startswith(prefix) and name.endswith(".comfy_quant")):
+                    continue
+                form = _format(opened.get_tensor(name))
+                if form != _E4M3:
+                    says = "cannot be read" if form is None else f"says {shortened(form)}"
+                    raise CheckpointError(
+                        path, f"the mark of a float8_e4m3fn weight {says}", "Use the file that it was made from.", name
+                    )
+
+
+def _format(mark: torch.Tensor) -> Any:
+    try:
+        return json.loads(bytes(mark.flatten().view(torch.uint8).tolist()))["format"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def is_row_wise(header: Header) -> bool:
+    """Whether a model's weights are row-wise fp8: [out, in], each with a weight_scale [out]; for text encoders.
+
+    Raises:
+        CheckpointError: an fp8 weight has no such scale, or a scale no such weight.
+    """
+    scaled = False
+    for name, info in header.tensors.items():
+        if name.endswith(".weight_scale"):
+            weight = header.tensors.get(name.removesuffix("_scale"))
+            if weight is None or not weight.dtype.startswith("F8_"):
+                raise CheckpointError(header.file, "a scale without its fp8 weight", _DOWNLOAD_AGAIN, name)
+        elif info.dtype.startswith("F8_"):
+            scale = header.tensors.get(f"{name}_scale")
+            if scale is None or len(info.shape) != 2 or scale.shape != info.shape[:1]:
+                found = "none" if scale is None else f"one of shape {list(scale.shape)}"
+                raise CheckpointError(
+                    header.file,
+                    f"an fp8 weight {list(info.shape)} needs a weight_scale with a value for each row and has {found}",
+                    _DOWNLOAD_AGAIN,
+                    name,
+                )
+            scaled = True
+    return scaled

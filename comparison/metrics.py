@@ -40,10 +40,12 @@ class ImageMetrics:
 
 @dataclass(frozen=True)
 class LatentMetrics:
-    """How many of two latents' `values` are `differing`, byte for byte."""
+    """How many of two latents' `values` are `differing`, byte for byte, and how many are NaN or infinite."""
 
     values: int
     differing: int
+    nonfinite_a: int = 0
+    nonfinite_b: int = 0
 
 
 def compare(a: Tensor, b: Tensor) -> ImageMetrics:
@@ -72,15 +74,16 @@ def compare(a: Tensor, b: Tensor) -> ImageMetrics:
         )
     max_abs, errors = 0.0, []
     for image_a, image_b in zip(rgb_a, rgb_b, strict=True):
-        difference = image_a.double() - image_b.double()
-        max_abs = max(max_abs, float(difference.abs().max()))
-        errors.append(float(difference.square().mean()))
-    mse = math.fsum(errors) / len(errors)
+        difference = (image_a.double() - image_b.double()).abs()
+        largest = float(difference.max())
+        max_abs = max(max_abs, largest)
+        errors.append(_rms(difference, largest))
+    rms = math.hypot(*errors) / math.sqrt(len(errors))
     return ImageMetrics(
         **counts,
         max_abs=max_abs,
-        mse=mse,
-        psnr_db=_psnr(mse),
+        mse=rms * rms,
+        psnr_db=_psnr(rms),
         psnr_per_image=tuple(_psnr(error) for error in errors),
         ssim=_ssim(rgb_a, rgb_b),
         alpha_differs=alpha_differs,
@@ -88,8 +91,13 @@ def compare(a: Tensor, b: Tensor) -> ImageMetrics:
 
 
 def compare_latents(a: Tensor, b: Tensor) -> LatentMetrics:
-    """Counts the differing values of two latents; shapes, dtypes and errors as in `differing_values`."""
-    return LatentMetrics(values=a.numel(), differing=differing_values(a, b))
+    """Counts differing and non-finite values of two latents; shapes, dtypes and errors as in `differing_values`."""
+    return LatentMetrics(
+        values=a.numel(),
+        differing=differing_values(a, b),
+        nonfinite_a=_nonfinite(a.double()),  # float8 has no isfinite of its own
+        nonfinite_b=_nonfinite(b.double()),
+    )
 
 
 def differing_values(a: Tensor, b: Tensor) -> int:
@@ -106,8 +114,8 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().view(-1, 1).view(torch.uint8)
 
 
-def _nonfinite(image: Tensor) -> int:
-    return int((~image.isfinite()).sum())
+def _nonfinite(values: Tensor) -> int:
+    return int((~values.isfinite()).sum())
 
 
 def _alpha_differs(a: Tensor, b: Tensor) -> bool | None:
@@ -117,8 +125,17 @@ def _alpha_differs(a: Tensor, b: Tensor) -> bool | None:
     return bool((alpha_a != alpha_b).any())
 
 
-def _psnr(mse: float) -> float:
-    return math.inf if mse == 0.0 else -10.0 * math.log10(mse)
+def _rms(difference: Tensor, largest: float) -> float:
+    """Root mean square; of the quotients by `largest`, since the square of 1e-200 is 0 and that of 1e200 infinite."""
+    if largest == 0.0 or math.isinf(largest):
+        return largest
+    return largest * math.sqrt(float((difference / largest).square().mean()))
+
+
+def _psnr(rms: float) -> float:
+    if rms == 0.0:
+        return math.inf
+    return -20.0 * math.log10(rms)
 
 
 def _ssim(a: Tensor, b: Tensor) -> float | None:

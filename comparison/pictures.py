@@ -45,10 +45,12 @@ def difference(a: Tensor, b: Tensor) -> tuple[Tensor, int]:
     images are identical. Values that are not finite are shown as 1 (white). Takes [B, H, W, 3 or 4] and returns float32
     [B, strip + H, W, 3] on the CPU. Raises what `images.paired` raises.
     """
-    a, b = (image[..., :3].float() for image in paired(a, b))
-    distance = (a - b).abs()
+    a, b = (image[..., :3] for image in paired(a, b))
+    distance = (a.float() - b.float()).abs()
     finite = distance.isfinite()
     largest = float(distance.where(finite, 0.0).max())
+    if largest == 0.0 and bool(finite.all()) and bool((a != b).any()):
+        largest = torch.finfo(torch.float32).tiny  # float64 pictures that float32 cannot tell apart
     gain = _gain(largest)
     picture = (distance * gain).where(finite, 1.0).clamp(max=1.0)
     caption = f"difference x {gain} (largest {ceiled(largest, 5)})" if largest else "identical"

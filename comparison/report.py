@@ -116,8 +116,9 @@ def _ratio(b: float, a: float) -> float | None:
 def _picture_lines(report: Report) -> list[str]:
     metrics = report.metrics
     lines = []
-    if metrics.psnr_db is not None:
-        identical = math.isinf(metrics.psnr_db)
+    broken = report.latents is not None and bool(report.latents.nonfinite_a or report.latents.nonfinite_b)
+    if metrics.psnr_db is not None and not broken:
+        identical = metrics.differing == 0
         lines.append("PSNR: inf (identical)" if identical else f"PSNR: {floored(metrics.psnr_db, 2)} dB")
         if metrics.psnr_per_image and len(metrics.psnr_per_image) > 1:
             lines.append(f"PSNR by image: {', '.join(floored(value, 2) for value in metrics.psnr_per_image)} dB")
@@ -133,7 +134,11 @@ def _picture_lines(report: Report) -> list[str]:
         lines.append(f"alpha: {'differs' if metrics.alpha_differs else 'equal'}")
     if report.latents is not None:
         lines.append(f"latents: {report.latents.differing:,} of {report.latents.values:,} values differ, byte for byte")
-        if metrics.differing and not report.latents.differing:
+        if broken:
+            lines.append(
+                f"non-finite latents: {report.latents.nonfinite_a:,} in A, {report.latents.nonfinite_b:,} in B"
+            )
+        elif metrics.differing and not report.latents.differing:
             lines.append("The latents are identical: the difference arose while they were decoded.")
     return lines
 

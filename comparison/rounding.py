@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import MAX_PREC, ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
 def floored(value: float, places: int) -> str:
@@ -20,4 +20,6 @@ def _rounded(value: float, places: int, rounding: str) -> str:
     if not math.isfinite(value):
         return str(value)
     # Through the shortest decimal that names the float: 0.3 is 0.3, not the 0.29999... of its binary form.
-    return str(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-places), rounding=rounding))
+    # The default context's 28 digits would be too few from 1e27 on.
+    exact = Context(prec=MAX_PREC)
+    return f"{Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-places), rounding, exact):f}"

@@ -17,10 +17,12 @@ def verdict(metrics: ImageMetrics, latents: LatentMetrics | None = None, nothing
     """
     if nothing_fused is not None:
         return f"NOT COMPARED: nothing was fused ({nothing_fused})"
-    nonfinite = {"A": metrics.nonfinite_a, "B": metrics.nonfinite_b}
-    sides = [f"{name} ({count:,} values)" for name, count in nonfinite.items() if count]
-    if sides:
-        return f"NOT COMPARED: non-finite pixels in {' and '.join(sides)}"
+    # Latents too: a VAE may decode NaN to plain black.
+    for what, found in (("pixels", metrics), ("latents", latents)):
+        nonfinite = {"A": found.nonfinite_a, "B": found.nonfinite_b} if found is not None else {}
+        sides = [f"{name} ({count:,} values)" for name, count in nonfinite.items() if count]
+        if sides:
+            return f"NOT COMPARED: non-finite {what} in {' and '.join(sides)}"
     if metrics.differing:
         return _distance(metrics)
     pixels = f"0 of {metrics.values:,} pixel values"

@@ -110,6 +110,9 @@ def test_contradiction_names_both_values(tmp_path: Path) -> None:
     [
         {"rope_theta": "5e6"},
         {"rope_theta": 0},
+        {"rope_theta": 10**400},
+        {"rope_theta": float("inf")},
+        {"rope_theta": float("nan")},
         {"norm_eps": -1e-5},
         {"norm_eps": None},
         {"mrope_section": [6, 5]},
@@ -128,13 +131,63 @@ def test_find_config_takes_only_its_own(tmp_path: Path) -> None:
     file = tmp_path / "m.safetensors"
     assert find_config(file) is None
     for text, found in (
-        ("not json", None),
         ("[]", None),
         ('{"_class_name": "FluxTransformer2DModel", "num_layers": 19}', None),
         ('{"_class_name": "Ideogram4Transformer2DModel"}', {"_class_name": "Ideogram4Transformer2DModel"}),
     ):
         (tmp_path / "config.json").write_text(text, encoding="utf-8")
         assert find_config(file) == found
+
+
+def test_config_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config()), encoding="utf-8-sig")
+    assert find_config(tmp_path / "m.safetensors") == tiny_config()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"not json", b"", "{}".encode("utf-16"), b'{"norm_eps": 1e-3', b'{"a":' * 100_000],
+    ids=["text", "empty", "utf-16", "cut short", "nested"],
+)
+def test_unreadable_config_is_no_absent_one(tmp_path: Path, content: bytes) -> None:
+    """Heads of 256 would go on with the official values."""
+    config = tiny_config(num_attention_heads=1, attention_head_dim=256)
+    file = write_file(tmp_path / "m.safetensors", tiny_state_dict(config))
+    inspect_checkpoint(file)
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match="no JSON text in UTF-8") as caught:
+        inspect_checkpoint(file)
+    assert caught.value.file == tmp_path / "config.json"
+
+
+def test_unreadable_config_in_the_metadata(tmp_path: Path) -> None:
+    for text in ('{"norm_eps": ', '{"a":' * 100_000):
+        with pytest.raises(CheckpointError, match="config in its metadata cannot be read"):
+            dimensions_of(tmp_path, tiny_config(), metadata={"config": text})
+    official = tiny_config(num_attention_heads=1, attention_head_dim=256)
+    assert dimensions_of(tmp_path, official, metadata={"config": "train.yaml"}).norm_eps == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads 0"),
+        ({"in_channels": 0}, "in_channels 0"),
+        ({"intermediate_size": 0}, "intermediate_size 0"),
+        ({"adaln_dim": 0}, "adaln_dim 0"),
+        ({"llm_features_dim": 0}, "llm_features_dim 0"),
+        ({"in_channels": 126}, "126 channels cannot hold a patch"),
+    ],
+)
+def test_sizes_that_no_model_has(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    config = tiny_config(**changes)
+    hidden = config["num_attention_heads"] * config["attention_head_dim"]
+    weights = tiny_state_dict(tiny_config())
+    weights["input_proj.weight"] = torch.zeros(hidden, config["in_channels"])
+    weights["layers.0.feed_forward.w1.weight"] = torch.zeros(config["intermediate_size"], hidden)
+    weights["adaln_proj.weight"] = torch.zeros(config["adaln_dim"], hidden)
+    weights["llm_cond_norm.weight"] = torch.zeros(config["llm_features_dim"])
+    assert words in str(complaint(tmp_path, weights))
 
 
 def complaint(folder: Path, tensors: StateDict) -> CheckpointError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,10 @@ def test_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
         read_header(files)
 
 
+def with_header(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -62,6 +67,10 @@ def test_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
         ((999).to_bytes(8, "little") + b'{"a":', "cut short within its header"),
         ((9).to_bytes(8, "little") + b'{"a": 1, ', "header is damaged"),
         ((8).to_bytes(8, "little") + b'{"a": 1}', "header is damaged"),
+        # A header's length may begin with the first byte of a web page, "<", or of a JSON text, "{".
+        ((0x3C).to_bytes(8, "little") + b'{"a":', "cut short within its header"),
+        ((0x7B).to_bytes(8, "little") + b'{"a": ' + b"x" * 200, "header is damaged"),
+        (with_header(b'{"a":' * 10_000), "header is damaged"),
     ],
 )
 def test_what_is_no_safetensors_file_is_told_apart(tmp_path: Path, content: bytes, words: str) -> None:
@@ -92,3 +101,24 @@ def test_absent_file_and_folder(tmp_path: Path) -> None:
         read_header(tmp_path / "absent.safetensors")
     with pytest.raises(CheckpointError, match="folder"):
         read_header(tmp_path)
+
+
+@pytest.mark.parametrize("offsets", [[0, "x"], [0, None], "abc", [], [0], None, {}, [0, 1.5], [0, True], [0, [8]]])
+def test_offsets_that_are_no_offsets(tmp_path: Path, offsets: object) -> None:
+    file = tmp_path / "m.safetensors"
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": offsets}
+    file.write_bytes(with_header(json.dumps({"a": entry}).encode()) + bytes(8))
+    with pytest.raises(CheckpointError, match="header is damaged"):
+        read_header(file)
+
+
+@pytest.mark.parametrize("name", ["m-00000-of-00000.safetensors", "m-00003-of-00002.safetensors"])
+def test_numbers_that_count_no_shards_are_part_of_the_name(tmp_path: Path, name: str) -> None:
+    file = write_file(tmp_path / name, {"a": torch.zeros(2)})
+    assert find_shards(file) == (file,)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", "-00001-of-00002.safetensors"])
+def test_name_that_no_file_system_holds(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(CheckpointError, match=r"no such file|is missing"):
+        read_header(find_shards(tmp_path / ("m" * 300 + suffix)))

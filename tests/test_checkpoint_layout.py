@@ -9,6 +9,7 @@ import pytest
 import torch
 from ideogram4_fusion.checkpoint.errors import CheckpointError
 from ideogram4_fusion.checkpoint.header import read_header
+from ideogram4_fusion.checkpoint.inspection import inspect_checkpoint
 from ideogram4_fusion.checkpoint.layout import PREFIXES, Layout, identify
 from ideogram4_fusion.tests.tiny import (
     StateDict,
@@ -155,7 +156,44 @@ def test_mxfp8_and_formats_named_in_metadata_are_sent_to_core(tmp_path: Path, we
     layers = {"layers": {"layers.0.attention.qkv": {"format": "convrot_w4a4"}}}
     error = refusal(tmp_path, weights, {"_quantization_metadata": json.dumps(layers)})
     assert "quantised as convrot_w4a4" in str(error)
-    assert "cannot be read" in str(refusal(tmp_path, weights, {"_quantization_metadata": "{"}))
+    for text in ("{", '{"layers":' * 100_000):
+        assert "cannot be read" in str(refusal(tmp_path, weights, {"_quantization_metadata": text}))
+
+
+def test_metadata_that_calls_a_plain_weight_fp8(tmp_path: Path, weights: StateDict) -> None:
+    layers = {"layers": {"layers.0.attention.qkv": {"format": "float8_e4m3fn"}}}
+    error = refusal(tmp_path, weights, {"_quantization_metadata": json.dumps(layers)})
+    assert "its metadata says float8_e4m3fn of a weight in BF16" in str(error)
+    assert error.key == QKV
+
+
+@pytest.mark.parametrize(
+    ("mark", "words"),
+    [
+        (b'{"format": "int8_tensorwise"}', "says 'int8_tensorwise'"),
+        (b'{"format": "float8_e5m2"}', "says 'float8_e5m2'"),
+        (b'{"format": ["float8_e4m3fn"]}', "says ['float8_e4m3fn']"),
+        (b"\xff\x00garbage", "cannot be read"),
+        (b"", "cannot be read"),
+        (b"[1]", "cannot be read"),
+        (b"{}", "cannot be read"),
+        (b'{"a":' * 10_000, "cannot be read"),
+    ],
+    ids=["int8", "e5m2", "list", "garbage", "empty", "array", "no format", "nested"],
+)
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+def test_mark_that_says_another_format(
+    tmp_path: Path, weights: StateDict, mark: bytes, words: str, prefix: str
+) -> None:
+    key = f"{prefix}layers.0.attention.qkv.comfy_quant"
+    scaled = {prefix + name: tensor for name, tensor in quantise_scaled(weights).items()}
+    file = tmp_path / "model.safetensors"
+    inspect_checkpoint(write_file(file, scaled, tiny_config(num_layers=1)))
+    scaled[key] = torch.tensor(list(mark), dtype=torch.uint8)
+    with pytest.raises(CheckpointError) as caught:
+        inspect_checkpoint(write_file(file, scaled))
+    assert words in str(caught.value)
+    assert (caught.value.file, caught.value.key) == (file, key)
 
 
 def test_integer_weights_of_an_unknown_tool(tmp_path: Path, weights: StateDict) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from diffusers import Ideogram4Transformer2DModel
 from ideogram4_fusion.checkpoint.errors import CheckpointError
 from ideogram4_fusion.hosts.diffusers.conditioning import encode, load_text_encoder
 from ideogram4_fusion.hosts.diffusers.folder import open_folder
-from ideogram4_fusion.hosts.diffusers.load import load_models, load_transformer
+from ideogram4_fusion.hosts.diffusers.load import load_models, load_transformer, load_vae
 from ideogram4_fusion.hosts.diffusers.settings import Settings, SettingsError
 from ideogram4_fusion.hosts.diffusers.tiny_checkpoint import DIMENSIONS, write_tiny_checkpoint
 from ideogram4_fusion.sampling.presets import PRESETS
@@ -157,6 +159,88 @@ def test_incomplete_text_encoder_is_refused(copy: Path) -> None:
         load_text_encoder(open_folder(copy), CPU)
 
 
+@pytest.mark.parametrize("damage", ["lost", "one for all", "without its weight"])
+def test_every_fp8_weight_of_the_text_encoder_has_its_scales(copy: Path, damage: str) -> None:
+    weight = "language_model.layers.7.mlp.up_proj.weight"
+    file = copy / "text_encoder" / "model.safetensors"
+
+    def change(tensors: Tensors) -> Tensors:
+        scale = tensors.pop(f"{weight}_scale")
+        if damage == "one for all":
+            tensors[f"{weight}_scale"] = scale[:1]
+        if damage == "without its weight":
+            tensors[f"{weight}_scale"] = scale
+            tensors[weight] = tensors[weight].bfloat16()
+        return tensors
+
+    rewrite(file, change)
+    with pytest.raises(CheckpointError, match=weight) as caught:
+        load_text_encoder(open_folder(copy), CPU)
+    assert caught.value.file == file
+
+
+@pytest.mark.parametrize("lost", ["decoder.conv_out.weight", "bn.running_mean", "bn.running_var"])
+def test_incomplete_vae_is_refused(copy: Path, lost: str) -> None:
+    def change(tensors: Tensors) -> Tensors:
+        return {name: tensor for name, tensor in tensors.items() if name not in (lost, "bn.num_batches_tracked")}
+
+    rewrite(copy / "vae" / WEIGHTS, lambda tensors: {**change(tensors), lost: tensors[lost]})
+    load_vae(copy / "vae", CPU)
+    rewrite(copy / "vae" / WEIGHTS, change)
+    with pytest.raises(CheckpointError, match=lost):
+        load_vae(copy / "vae", CPU)
+
+
+def edit_json(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **changes}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("change", ["{}", "no template", "broken template", "empty template"])
+def test_unusable_tokenizer_is_named(copy: Path, change: str) -> None:
+    folder = copy / "tokenizer"
+    template = folder / "chat_template.jinja"
+    if change == "{}":
+        (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    elif change == "no template":
+        template.unlink()
+    else:
+        template.write_text("{% for" if change == "broken template" else "{% if 0 %}{% endif %}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="the tokenizer cannot be loaded") as caught:
+        encode(open_folder(copy), SETTINGS, CPU)
+    assert caught.value.file == folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 35},
+        {"num_hidden_layers": "many"},
+        {"num_attention_heads": 0},
+        {"hidden_act": "nonsense"},
+        {"hidden_size": -1},
+        {"rms_norm_eps": "small"},
+    ],
+    ids=str,
+)
+def test_nonsense_in_the_text_encoders_config(copy: Path, changes: dict[str, Any]) -> None:
+    file = copy / "text_encoder" / "config.json"
+    edit_json(file, text_config={**json.loads(file.read_text(encoding="utf-8"))["text_config"], **changes})
+    with pytest.raises(CheckpointError, match="the text encoder cannot be loaded") as caught:
+        encode(open_folder(copy), SETTINGS, CPU)
+    assert caught.value.file == file.parent
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"latent_channels": "many"}, {"block_out_channels": 7}, {"norm_num_groups": 0}, {"act_fn": []}],
+    ids=str,
+)
+def test_nonsense_in_the_vaes_config(copy: Path, changes: dict[str, Any]) -> None:
+    edit_json(copy / "vae" / "config.json", **changes)
+    with pytest.raises(CheckpointError, match="the VAE cannot be loaded"):
+        load_vae(copy / "vae", CPU)
+
+
 def test_long_prompt_is_refused(tiny: Path) -> None:
     with pytest.raises(SettingsError, match="at most 2,048"):
         encode(open_folder(tiny), dataclasses.replace(SETTINGS, prompt="~" * 2048), CPU)
@@ -184,9 +268,18 @@ def test_two_models_in_one_folder_are_refused(copy: Path) -> None:
         open_folder(copy)
 
 
-def test_guided_preset_needs_the_unconditional_transformer(tiny: Path) -> None:
+def test_guided_preset_needs_the_unconditional_transformer(copy: Path) -> None:
+    assert open_folder(copy, with_unconditional=True).unconditional is not None
+    shutil.rmtree(copy / "unconditional_transformer")
+    assert open_folder(copy).unconditional is None
     with pytest.raises(CheckpointError, match="unconditional_transformer"):
-        open_folder(tiny, with_unconditional=True)
+        open_folder(copy, with_unconditional=True)
+
+
+def test_the_two_transformers_differ(tiny: Path) -> None:
+    conditional, unconditional = (load_file(tiny / f"{part}transformer" / WEIGHTS) for part in ("", "unconditional_"))
+    assert conditional.keys() == unconditional.keys()
+    assert not torch.equal(conditional["adaln_proj.bias"], unconditional["adaln_proj.bias"])
 
 
 def test_tiny_checkpoint_depends_on_its_seed_alone(tiny: Path, tmp_path: Path) -> None:

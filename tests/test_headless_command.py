@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,8 +96,18 @@ def test_broken_weights_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_guided_preset_without_its_transformer_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], preset: str
 ) -> None:
-    message = refused(capsys, "--preset", preset, "--output", tmp_path, "--device", "cpu")
+    write_tiny_checkpoint(tmp_path)
+    shutil.rmtree(tmp_path / "unconditional_transformer")
+    message = refused(capsys, "--preset", preset, "--checkpoint", tmp_path, "--output", tmp_path / "out")
     assert "unconditional_transformer/" in message
+
+
+def test_guided_preset_runs_on_the_tiny_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = ("--width", "64", "--height", "48")
+    assert main(["--preset", "TURBO_12", "--qualities", "off", "off", *size, "--output", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("IDENTICAL")
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert (report["preset"], len(report["a"]["seconds_per_step"])) == ("TURBO_12", 12)
 
 
 def test_bad_size_or_seed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +115,21 @@ def test_bad_size_or_seed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "multiples of 16, got 100 x 256" in message
     assert "seed" in refused(capsys, "--seed", 1 << 64, "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_prompt_that_is_no_unicode_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # What Python makes of an argument in Latin-1.
+    assert "no Unicode text from character 4 on" in refused(capsys, "--prompt", "caf\udce9", "--output", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("side", "words"), [(160_000_000, "not enough memory"), (160_000_000_000_000, "2,147,483,647 pixels at most")]
+)
+def test_size_beyond_memory_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], side: int, words: str
+) -> None:
+    size = ("--width", side, "--height", side)  # the smaller asks for more than the 128 TiB that a process can address
+    assert words in refused(capsys, *size, "--output", tmp_path, "--device", "cpu")
 
 
 def test_output_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,8 +44,6 @@ def one_thread() -> Iterator[None]:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_checkpoint(folder)
-    write_tiny_checkpoint(folder / "other", seed=1)
-    (folder / "other" / "transformer").rename(folder / "unconditional_transformer")
     return folder
 
 

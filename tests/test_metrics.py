@@ -189,3 +189,10 @@ def test_byte_equality_in_every_width(dtype: torch.dtype) -> None:
 def test_latents_of_other_shape_or_dtype_are_refused(other: Tensor) -> None:
     with pytest.raises(ValueError, match="shapes and dtypes must agree"):
         differing_values(torch.zeros(3, 2), other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e5m2])
+def test_latents_that_are_not_finite_are_counted(dtype: torch.dtype) -> None:
+    a = torch.tensor([0.0, math.nan, math.inf, -math.inf]).to(dtype)
+    metrics = compare_latents(a, torch.zeros(4).to(dtype))
+    assert (metrics.nonfinite_a, metrics.nonfinite_b) == (3, 0)

@@ -101,6 +101,14 @@ def test_identical_pictures_are_black_and_say_so() -> None:
     assert (out[:, :strip] != other[:, :strip]).any(), "the strip must not read the same for differing pictures"
 
 
+def test_pictures_that_only_float64_tells_apart_are_not_called_identical() -> None:
+    black = torch.zeros(1, 8, 300, 3, dtype=torch.float64)
+    same, gain = difference(black, black)
+    other, most = difference(black, black + 1e-200)
+    assert (gain, most) == (1, 256)
+    assert (same != other).any()
+
+
 def test_one_gain_for_the_whole_batch() -> None:
     a = torch.zeros(2, 16, 20, 3)
     b = a.clone()

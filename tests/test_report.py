@@ -88,6 +88,30 @@ def test_pixels_that_are_not_finite_name_their_side() -> None:
     assert verdict(compare(broken, broken)) == "NOT COMPARED: non-finite pixels in A (3 values) and B (3 values)"
 
 
+def test_latents_that_are_not_finite_are_not_hidden_by_the_vae() -> None:
+    broken = LATENT.clone()
+    broken[0, :2, 0, 0] = torch.tensor([math.nan, math.inf])
+    for a, b, sides in (
+        (broken, LATENT, "A (2 values)"),
+        (LATENT, broken, "B (2 values)"),
+        (broken, broken, "A (2 values) and B (2 values)"),
+    ):
+        latents = compare_latents(a, b)
+        assert verdict(IDENTICAL, latents) == f"NOT COMPARED: non-finite latents in {sides}"
+        written = text(replace(example(), latents=latents))
+        assert "non-finite latents: " in written and "PSNR" not in written
+
+
+def test_differences_beyond_the_range_of_squares_are_told_from_none() -> None:
+    black = torch.zeros(1, 12, 12, 3, dtype=torch.float64)
+    near = compare(black, black + 1e-200)
+    assert verdict(near) == "CLOSE: 4000.0 dB"
+    assert "PSNR: 4000.00 dB" in text(example(near)).splitlines()
+    far = text(example(compare(black, black + 1e200)))
+    assert far.startswith("NOT CLOSE: -4000.0 dB") and "identical)" not in far
+    assert "largest difference: 1000000000000000000000000.0" in text(example(compare(black, black + 1e24)))
+
+
 def test_text_of_identical_renders() -> None:
     report = example()
     lines = text(report).splitlines()
@@ -182,7 +206,7 @@ def test_data_is_strict_json_and_unrounded() -> None:
     assert data["step_ratio"] == 0.119 / 0.13
     assert data["b"]["seconds_per_step"] == [0.11, 0.119, 0.30]
     assert data["sigmas"] == [0.999877, 0.5, 0.0]
-    assert data["latents"] == {"values": 512, "differing": 0}
+    assert data["latents"] == {"values": 512, "differing": 0, "nonfinite_a": 0, "nonfinite_b": 0}
     assert data["environment"]["comfyui"] == "0.33.0"
 
 
@@ -194,6 +218,8 @@ def test_data_is_strict_json_and_unrounded() -> None:
         (41.199999, "41.1", "41.2"),
         (0.0, "0.0", "0.0"),
         (1e-9, "0.0", "0.1"),
+        (1e24, "1000000000000000000000000.0", "1000000000000000000000000.0"),
+        (1e300, f"1{'0' * 300}.0", f"1{'0' * 300}.0"),
     ],
 )
 def test_rounding_goes_one_way_and_leaves_exact_decimals(value: float, down: str, up: str) -> None:

@@ -21,7 +21,7 @@ _ENDINGS = (".safetensors", ".sft")
 
 
 def describe_file(path: str | os.PathLike[str]) -> str:
-    """Such as "official row-wise fp8, fused qkv, 34 layers x 4608"; reads the header only.
+    """Such as "official row-wise fp8, fused qkv, 34 layers x 4608"; reads no weights.
 
     Raises:
         CheckpointError: as `load_diffusion_model`.

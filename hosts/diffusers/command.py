@@ -17,6 +17,7 @@ from ...comparison.report import as_dict, text
 from ...fusion.proof import HIGH, LOSSLESS
 from ...sampling.presets import PRESETS
 from .default_prompt import DEFAULT_PROMPT
+from .memory import is_out_of_memory
 from .settings import Settings, SettingsError
 
 _TINY_SIDE, _SIDE = 256, 1024  # pixels
@@ -32,8 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _run(arguments)
     except (CheckpointError, SettingsError, OSError) as error:
         return _refused(str(error))
-    except torch.OutOfMemoryError as error:
-        return _refused(f"{str(error).splitlines()[0]} A smaller --width and --height need less.")
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = (str(error) or "unknown").splitlines()[0]
+        return _refused(f"there is not enough memory: a smaller --width and --height need less ({reason})")
     return 0
 
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import torch
 from diffusers import Ideogram4Pipeline
+from diffusers.pipelines.ideogram4.pipeline_ideogram4 import QWEN3_VL_ACTIVATION_LAYERS
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, Qwen3VLConfig, Qwen3VLModel
 
 from ...checkpoint.convert import dequantise_row_wise
-from ...checkpoint.errors import CheckpointError
 from ...checkpoint.header import find_shards, read_header
+from ...checkpoint.quantisation import is_row_wise
 from .folder import CheckpointFolder, model_file
-from .load import read_tensors, unreadable
+from .load import read_tensors, reading, refuse_missing
 from .settings import Settings, SettingsError
 
 # Chat template included. Source: SGLang's max_text_tokens and diffusers' max_sequence_length, both 2048.
@@ -46,10 +47,9 @@ def encode(folder: CheckpointFolder, settings: Settings, device: torch.device) -
         CheckpointError: tokenizer or text encoder cannot be loaded.
         SettingsError: the prompt is too long.
     """
-    tokenizer = _load_tokenizer(folder)
-    message = {"role": "user", "content": [{"type": "text", "text": settings.prompt}]}
-    text = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
-    tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    with reading(folder.tokenizer, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer, local_files_only=True)
+        tokens = _count_tokens(tokenizer, settings.prompt)
     if tokens > MAX_TEXT_TOKENS:
         raise SettingsError(f"the prompt has {tokens:,} tokens, Ideogram 4 takes at most {MAX_TEXT_TOKENS:,}")
     pipeline = Ideogram4Pipeline(
@@ -61,9 +61,11 @@ def encode(folder: CheckpointFolder, settings: Settings, device: torch.device) -
         unconditional_transformer=None,
     )
     rows, columns = settings.grid
-    features, position_ids, segment_ids, indicator = pipeline.encode_prompt(
-        settings.prompt, rows, columns, tokens, device
-    )
+    # Some of its config, such as an epsilon or the rope, is only put to use here.
+    with reading(folder.text_encoder, "text encoder"):
+        features, position_ids, segment_ids, indicator = pipeline.encode_prompt(
+            settings.prompt, rows, columns, tokens, device
+        )
     return Conditioning(features, position_ids, segment_ids, indicator, tokens)
 
 
@@ -75,31 +77,29 @@ def load_text_encoder(folder: CheckpointFolder, device: torch.device) -> Qwen3VL
     """
     header = read_header(find_shards(model_file(folder.text_encoder)))
     options = {"dtype": torch.bfloat16, "local_files_only": True, "output_loading_info": True}
-    try:
+    row_wise = is_row_wise(header)
+    with reading(folder.text_encoder, "text encoder"):
         # Not Qwen3VLConfig's own from_pretrained: where there is no config.json, that gives the 8B model's.
         config = AutoConfig.from_pretrained(folder.text_encoder, local_files_only=True)
         if not isinstance(config, Qwen3VLConfig):
             raise ValueError(f"config.json describes a {config.model_type}, not a qwen3_vl")
-        if any(name.endswith(".weight_scale") for name in header.tensors):
+        layers, needed = config.text_config.num_hidden_layers, QWEN3_VL_ACTIVATION_LAYERS[-1] + 1
+        if layers < needed:
+            raise ValueError(f"config.json says {layers} layers, Ideogram 4 takes features of {needed}")
+        if row_wise:
             weights = dequantise_row_wise(read_tensors(header, torch.device("cpu")))
             model, report = Qwen3VLModel.from_pretrained(None, config=config, state_dict=weights, **options)
         else:
             model, report = Qwen3VLModel.from_pretrained(folder.text_encoder, **options)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise unreadable(folder.text_encoder, "text encoder", error) from error
-    missing = sorted(name for name in report["missing_keys"] if name.startswith("language_model."))
-    if missing:
-        raise CheckpointError(
-            folder.text_encoder,
-            f"{len(missing)} tensors of the language model are missing",
-            "Download this folder again.",
-            missing[0],
-        )
+    missing = [name for name in report["missing_keys"] if name.startswith("language_model.")]
+    refuse_missing(folder.text_encoder, "language model", missing)
     return model.to(device).eval().requires_grad_(False)
 
 
-def _load_tokenizer(folder: CheckpointFolder) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(folder.tokenizer, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise unreadable(folder.tokenizer, "tokenizer", error) from error
+def _count_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str) -> int:
+    message = {"role": "user", "content": [{"type": "text", "text": prompt}]}
+    text = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
+    tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    if tokens == 0:
+        raise ValueError("its chat template makes nothing of the prompt")
+    return tokens

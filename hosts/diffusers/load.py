@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,10 @@ from ...checkpoint.errors import CheckpointError
 from ...checkpoint.header import Header, find_shards, read_header
 from ...checkpoint.inspection import Checkpoint, inspect_checkpoint
 from .folder import CheckpointFolder, model_file
+from .memory import is_out_of_memory
+
+_DOWNLOAD_AGAIN = "Download this folder again."
+_BATCH_COUNT = "bn.num_batches_tracked"  # counts training steps; decoding never reads it
 
 
 @dataclass(frozen=True)
@@ -89,19 +95,49 @@ def load_vae(folder: Path, device: torch.device) -> AutoencoderKLFlux2:
     """The VAE in bfloat16 on `device`.
 
     Raises:
-        CheckpointError: the folder holds no FLUX.2 VAE that diffusers can load.
+        CheckpointError: the folder holds no FLUX.2 VAE that diffusers can load, or not all of it.
     """
     read_header(find_shards(model_file(folder)))  # says what is wrong with a damaged file, which diffusers does not
-    try:
-        vae = AutoencoderKLFlux2.from_pretrained(
-            folder, torch_dtype=torch.bfloat16, local_files_only=True, low_cpu_mem_usage=False
+    with reading(folder, "VAE"):
+        vae, report = AutoencoderKLFlux2.from_pretrained(
+            folder,
+            torch_dtype=torch.bfloat16,
+            local_files_only=True,
+            low_cpu_mem_usage=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise unreadable(folder, "VAE", error) from error
+    refuse_missing(folder, "VAE", set(report["missing_keys"]) - {_BATCH_COUNT})
     return vae.to(device).eval().requires_grad_(False)
 
 
-def unreadable(folder: Path, part: str, error: Exception) -> CheckpointError:
-    """The error for a part that its own library could not read, with the first line of what that library says."""
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return CheckpointError(folder, f"the {part} cannot be loaded ({reason})", "Download this folder again.")
+def refuse_missing(folder: Path, part: str, missing: Collection[str]) -> None:
+    """Raises for tensors that a part's library would leave uninitialised, with no more than a log line.
+
+    Raises:
+        CheckpointError: `missing` is not empty.
+    """
+    if missing:
+        counted = f"{len(missing)} tensor{'s' if len(missing) > 1 else ''} of the {part}"
+        raise CheckpointError(
+            folder, f"{counted} {'are' if len(missing) > 1 else 'is'} missing", _DOWNLOAD_AGAIN, min(missing)
+        )
+
+
+@contextmanager
+def reading(folder: Path, part: str) -> Iterator[None]:
+    """Within it, what a part's own library raises becomes an error that names the part and its folder.
+
+    Raises:
+        CheckpointError: with the first line of what the library says.
+    """
+    dtype = torch.get_default_dtype()
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # diffusers, transformers, tokenizers and Jinja share no base class
+        torch.set_default_dtype(dtype)  # transformers and diffusers change it, and leave it so where they fail
+        if is_out_of_memory(error):
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(folder, f"the {part} cannot be loaded ({reason})", _DOWNLOAD_AGAIN) from error

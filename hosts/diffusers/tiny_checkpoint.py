@@ -44,7 +44,7 @@ DIMENSIONS = Dimensions(
 
 
 def write_tiny_checkpoint(folder: Path, seed: int = 0) -> None:
-    """Writes transformer, text_encoder, vae, tokenizer and scheduler into `folder`, over whatever it holds of them.
+    """Writes both transformers, text_encoder, vae, tokenizer and scheduler into `folder`, over what it holds of them.
 
     Raises:
         OSError: the folder cannot be written.
@@ -55,6 +55,7 @@ def write_tiny_checkpoint(folder: Path, seed: int = 0) -> None:
     _write_vae(folder / "vae", generator)
     tiny_tokenizer().save_pretrained(folder / "tokenizer")
     FlowMatchEulerDiscreteScheduler().save_pretrained(folder / "scheduler")
+    _write_transformer(folder / "unconditional_transformer", generator)
 
 
 def quantise_row_wise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
