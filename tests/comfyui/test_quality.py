@@ -98,6 +98,26 @@ def test_stock_fused_stock(model: ModelPatcher) -> None:
     assert untouched(model)
 
 
+def test_the_proof_is_made_once(model: ModelPatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that core does to a model between calls and between renders makes it look exchanged."""
+    chains = dict(ideogram4_fusion.fusion.fusion.load_chains())
+    calls: list[int] = []
+
+    def counted(*args: Any, **more: Any) -> Any:
+        calls.append(1)
+        return chains["silu-mul"].eager(*args, **more)
+
+    counting = {**chains, "silu-mul": dataclasses.replace(chains["silu-mul"], eager=counted)}
+    monkeypatch.setattr(ideogram4_fusion.fusion.fusion, "load_chains", lambda: counting)
+    fused, _ = set_quality(model, "lossless")
+    calls.clear()
+    blocks = len(model.model.diffusion_model.layers)
+    for _ in range(3):
+        render(fused)
+        render(model)
+        assert len(calls) == blocks
+
+
 def test_lora_changes_fused_and_stock_alike(model: ModelPatcher) -> None:
     """Patches on a Linear, on a norm's weight and on the modulation."""
     stock = render(model)
