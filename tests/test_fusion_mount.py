@@ -1,0 +1,127 @@
+"""Mounting: other patches and hooks, compilers, gradients and threads, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+pytest.importorskip("diffusers")
+
+from ideogram4_fusion.fusion.exchange import exchanged_forwards
+from ideogram4_fusion.tests.fusing import Kernel, all_chains, eager_everywhere, make_fusion, run, untouched
+from ideogram4_fusion.tests.stack import DEVICE, make_inputs, make_stack
+
+
+def test_another_patch_keeps_its_module_and_the_rest_is_fused() -> None:
+    stack, inputs = make_stack(), make_inputs()
+    fusion = make_fusion(eager_everywhere())
+    layer = stack.layers[1].feed_forward
+    patched = type(layer).forward.__get__(layer)
+    with exchanged_forwards({layer: lambda x: 2 * patched(x)}):
+        expected = run(stack, None, inputs)
+        for _ in range(2):
+            assert torch.equal(run(stack, fusion, inputs), expected)
+        assert "silu-mul stock (another node patched" in fusion.status(stack)
+        assert "modulate, gate, gate+modulate, rope exact" in fusion.status(stack)
+    for _ in range(2):
+        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+    assert "silu-mul" in fusion.ledger.proven
+
+
+def test_a_hooked_norm_still_sees_its_tensor() -> None:
+    stack, inputs = make_stack(), make_inputs()
+    fusion = make_fusion(eager_everywhere())
+    seen: list[torch.Tensor] = []
+    stack.layers[0].ffn_norm1.register_forward_hook(lambda _, args, out: seen.append(out))
+    for _ in range(2):
+        run(stack, fusion, inputs)
+    assert len(seen) == 2
+    assert "modulate, gate, gate+modulate stock (another node patched" in fusion.status(stack)
+
+
+def test_torch_compile_traces_the_hosts_own_chain() -> None:
+    stack, inputs = make_stack(), make_inputs()
+    stock = run(stack, None, inputs)
+    kernels: list[str] = []
+
+    def recorded(name: str, eager: Kernel) -> Kernel:
+        def fused(*args: object) -> torch.Tensor:
+            kernels.append(name)
+            return eager(*args)
+
+        return fused
+
+    chains = {name: recorded(name, chain.eager) for name, chain in all_chains().items()}
+    fusion = make_fusion(chains)
+    compiled = torch.compile(stack, backend="eager")
+    for _ in range(2):
+        with torch.inference_mode(), fusion.mounted(stack):
+            assert torch.equal(compiled(*inputs), stock)
+    assert not kernels
+
+
+def test_gradients_take_the_hosts_own_chain() -> None:
+    stack, (x, *rest) = make_stack(), make_inputs()
+    fusion = make_fusion(eager_everywhere())
+    run(stack, fusion, (x, *rest))
+    x = x.clone().requires_grad_()
+    with fusion.mounted(stack):
+        stack(x, *rest).float().sum().backward()
+    ours = x.grad.clone()
+    x.grad = None
+    stack(x, *rest).float().sum().backward()
+    assert torch.equal(ours, x.grad)
+
+
+def test_autocast_is_left_to_stock() -> None:
+    stack, inputs = make_stack(), make_inputs()
+    fusion = make_fusion(eager_everywhere())
+    run(stack, fusion, inputs)
+    with torch.autocast(DEVICE, torch.float16):
+        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+
+
+def test_parameters_that_want_gradients_get_them() -> None:
+    stack, inputs = make_stack(), make_inputs()
+    fusion = make_fusion(eager_everywhere())
+    run(stack, fusion, inputs)
+    stack.requires_grad_(True)
+    with fusion.mounted(stack):
+        stack(*inputs).float().sum().backward()
+    assert all(p.grad is not None for p in stack.layers.parameters())
+
+
+def test_threads_share_a_model_and_leave_it_clean() -> None:
+    stack, inputs = make_stack(), make_inputs()
+    stock, wrong, interval = run(stack, None, inputs), [], sys.getswitchinterval()
+
+    def render() -> None:
+        fusion = make_fusion(eager_everywhere())
+        for _ in range(15):
+            if not torch.equal(run(stack, fusion, inputs), stock):
+                wrong.append(1)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=render) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong and untouched(stack)
+
+
+def test_a_site_kept_beyond_its_call_runs_stock() -> None:
+    stack, inputs = make_stack(), make_inputs()
+    fusion = make_fusion(eager_everywhere())
+    stock = run(stack, None, inputs)
+    with fusion.mounted(stack):
+        kept = [layer.forward for layer in stack.layers]
+    with exchanged_forwards(dict(zip(stack.layers, kept, strict=True))):
+        assert torch.equal(run(stack, None, inputs), stock)
