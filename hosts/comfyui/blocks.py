@@ -55,19 +55,25 @@ def _attention_forward(
         q = rope(q, weight, freqs_cis, attention.norm_q.eps)
     with _norm_weight(attention.norm_k, k) as weight:
         k = rope(k, weight, freqs_cis, attention.norm_q.eps)
-    # By its name in core's module, so that whatever replaced it there is heeded.
-    attend = sys.modules[type(attention).__module__].optimized_attention_masked
-    out = attend(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
+    # By their names in core's module, so that whatever replaced them there is heeded. Newer cores put q, k
+    # and v into containers, and attention has a preference of its own.
+    core = sys.modules[type(attention).__module__]
+    contain = getattr(core, "AttentionTensorContainer", _as_it_is)
+    preference = {"preferred_attention": attention.comfy_attention} if hasattr(attention, "comfy_attention") else {}
+    out = core.optimized_attention_masked(
+        *[contain(heads.transpose(1, 2)) for heads in (q, k, v)],
         attention.num_heads,
         attn_mask,
         skip_reshape=True,
         transformer_options={} if transformer_options is None else transformer_options,
+        **preference,
     )
     projected: torch.Tensor = attention.o(out)
     return projected
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 def _stands_for(attention: nn.Module) -> bool:

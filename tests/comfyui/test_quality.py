@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import comfy.ldm.ideogram4.model
 import comfy.ldm.modules.attention
 import comfy.model_management
+import comfy.ops
+import comfy.quant_ops
 import ideogram4_fusion.fusion.fusion
 import ideogram4_fusion.hosts.comfyui.quality
 import pytest
@@ -199,6 +202,46 @@ def test_a_patched_attention_is_called_as_core_calls_it(model: ModelPatcher) -> 
     fused, _ = set_quality(patched, "lossless")
     assert torch.equal(render(fused), halved)
     assert "modulate, gate, gate+modulate, silu-mul" in status(fused)
+
+
+class Container:
+    """What newer cores hand to attention in place of a tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_attention_of_newer_cores(model: ModelPatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They put q, k and v into containers and hand on a preference of the module: so must the written-out attention."""
+    core = comfy.ldm.ideogram4.model
+    attend = core.optimized_attention_masked
+    seen: list[str] = []
+
+    def newer(q: Any, k: Any, v: Any, *args: Any, preferred_attention: str, **kwargs: Any) -> torch.Tensor:
+        seen.append(preferred_attention)
+        return attend(q.tensor, k.tensor, v.tensor, *args, **kwargs)
+
+    def forward(self: Any, x: Any, attn_mask: Any, freqs_cis: Any, transformer_options: Any = None) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(dim=2)
+        scales = [comfy.ops.cast_to_input(norm.weight, q) for norm in (self.norm_q, self.norm_k)]
+        q, k = comfy.quant_ops.ck.rms_rope_split_half(q, k, freqs_cis, *scales, self.norm_q.eps)
+        heads = [core.AttentionTensorContainer(part.transpose(1, 2)) for part in (q, k, v)]
+        options = {"skip_reshape": True, "preferred_attention": self.comfy_attention}
+        out = core.optimized_attention_masked(
+            *heads, self.num_heads, attn_mask, transformer_options=transformer_options, **options
+        )
+        return self.o(out)
+
+    monkeypatch.setattr(core, "AttentionTensorContainer", Container, raising=False)
+    monkeypatch.setattr(core, "optimized_attention_masked", newer)
+    monkeypatch.setattr(core.Ideogram4Attention, "forward", forward)
+    for layer in model.model.diffusion_model.layers:
+        layer.attention.comfy_attention = "preference"
+    stock = render(model)
+    fused, _ = set_quality(model, "lossless")
+    seen.clear()
+    assert torch.equal(render(fused), stock)
+    assert set(seen) == {"preference"} and "rope" in status(fused).split(" exact")[0]
 
 
 def test_another_wrapper_and_an_attention_override_still_run(model: ModelPatcher) -> None:
