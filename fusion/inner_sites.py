@@ -9,7 +9,7 @@ import torch
 
 from .chains import FP8_INPUT, ROPE, SILU_MUL
 from .emission import FP8, Emitted, run_linear
-from .proof import differing
+from .proof import NO_ROOM, differing
 from .site import Site, Watch, first_argument, form_of, kind_of
 
 
@@ -21,13 +21,16 @@ class FeedForwardSite(Site):
         return x
 
     def signature(self, call: torch.Tensor) -> Hashable:
-        return form_of(call), self.mount.takes_fp8(self.module.w2)
+        return form_of(call), self._emits()
+
+    def _emits(self) -> bool:
+        return SILU_MUL not in self.mount.ledger.refused and self.mount.takes_fp8(self.module.w2)
 
     def fused(self, call: torch.Tensor | Emitted) -> torch.Tensor:
         ffn: Any = self.module
         a, b = run_linear(ffn.w1, call), run_linear(ffn.w3, call)
         silu_mul = self.mount.run(SILU_MUL)
-        if self.mount.takes_fp8(ffn.w2):
+        if self._emits():
             return run_linear(ffn.w2, self.mount.emitted(silu_mul(a, b, FP8)))
         return run_linear(ffn.w2, silu_mul(a, b))
 
@@ -36,7 +39,7 @@ class FeedForwardSite(Site):
         evidence = self.mount.evidence
         silu_mul = self.mount.compare(SILU_MUL)
         hidden: dict[str, torch.Tensor] = {}
-        emits = self.mount.takes_fp8(ffn.w2)
+        emits = self._emits()
 
         def same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
             if ours is not theirs:
@@ -92,7 +95,7 @@ class AttentionSite(Site):
         try:
             self._compare_form(out, args, kwargs)
         except torch.OutOfMemoryError:
-            raise
+            self.mount.ledger.run_stock(NO_ROOM)
         except Exception as error:
             self.mount.ledger.refuse(ROPE, f"attention cannot be written out ({type(error).__name__})")
         return out

@@ -20,6 +20,7 @@ import torch
 log = logging.getLogger("ideogram4_fusion")
 
 LOSSLESS, HIGH = "lossless", "high"
+NO_ROOM = "too little memory to compare with stock"
 
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -53,7 +54,8 @@ class Count:
         self.compared += a.numel()
 
     def total(self) -> int:
-        return int(torch.stack(self.unequal).sum()) if self.unequal else 0
+        # A model may be spread over several devices.
+        return int(torch.stack([u.to(self.unequal[0].device) for u in self.unequal]).sum()) if self.unequal else 0
 
 
 @dataclass

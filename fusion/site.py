@@ -8,6 +8,7 @@ forward has shown them equal, later calls with that signature take the kernels.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch import nn
 
 from .emission import Emitted
 from .exchange import exchanged_forwards
+from .proof import NO_ROOM
 
 if TYPE_CHECKING:
     from .mount import Mount
@@ -34,8 +36,16 @@ class Site:
 
     def __init__(self, module: nn.Module, mount: Mount) -> None:
         self.module = module
-        self.mount = mount
+        # Weakly, since the mount holds its sites: a cycle would keep a model's weights until the collector comes by.
+        self._mount = weakref.ref(mount)
         self.proven: set[Hashable] = set()
+
+    @property
+    def mount(self) -> Mount:
+        """Whose site it is; alive as long as it is active."""
+        mount = self._mount()
+        assert mount is not None
+        return mount
 
     def stock(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The module's own forward, as its class has it now."""
@@ -47,7 +57,7 @@ class Site:
         if isinstance(x, Emitted):
             return self.fused(self.bind(args, kwargs))  # its block proved this form together with the plain one
         # Under torch.compile the host's own chain is traced: Inductor fuses it its own way, and no proof can run there.
-        if torch.compiler.is_compiling() or not self.mount.serves():
+        if torch.compiler.is_compiling() or (mount := self._mount()) is None or not mount.serves():
             return self.stock(*args, **kwargs)
         if not self._plain(x) or self.obstructed(args, kwargs):
             return self.stock(*args, **kwargs)
@@ -87,7 +97,7 @@ class Site:
         try:
             look()
         except torch.OutOfMemoryError:
-            raise
+            self.mount.ledger.run_stock(NO_ROOM)  # stock had enough: the image is not to be lost over the comparison
         except Exception as error:
             name = type(self.module).__name__
             self.mount.ledger.run_stock(f"{name} does not use its parts as Ideogram 4 does ({type(error).__name__})")

@@ -72,7 +72,12 @@ def quantising_stack() -> Stack:
 def make_fusion(**wrong: Callable[..., Any]) -> Fusion:
     """Eager forms stand in for the kernels: this is about who is handed what."""
     chains = {
-        name: dataclasses.replace(chain, fused=wrong.get(name.replace("-", "_"), chain.eager), inexact=lambda _: None)
+        name: dataclasses.replace(
+            chain,
+            fused=wrong.get(name.replace("-", "_"), chain.eager),
+            decline=lambda *args, **more: None,
+            inexact=lambda device: None,
+        )
         for name, chain in load_chains().items()
     }
     return Fusion("lossless", dataclasses.replace(HOST, emission=EMISSION), torch.device(DEVICE), chains=chains)

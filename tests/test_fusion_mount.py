@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import sys
 import threading
+import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +16,8 @@ pytest.importorskip("triton")
 pytest.importorskip("diffusers")
 
 from ideogram4_fusion.fusion.exchange import exchanged_forwards
+from ideogram4_fusion.fusion.fusion import Fusion
+from ideogram4_fusion.hosts.diffusers.blocks import HOST
 from ideogram4_fusion.tests.fusing import Kernel, all_chains, eager_everywhere, make_fusion, run, untouched
 from ideogram4_fusion.tests.stack import DEVICE, make_inputs, make_stack
 
@@ -125,3 +131,65 @@ def test_a_site_kept_beyond_its_call_runs_stock() -> None:
         kept = [layer.forward for layer in stack.layers]
     with exchanged_forwards(dict(zip(stack.layers, kept, strict=True))):
         assert torch.equal(run(stack, None, inputs), stock)
+
+
+def test_a_model_is_freed_without_the_collector() -> None:
+    """Weights that wait for it still fill the memory while the next model loads."""
+    stack, inputs, fusion = make_stack(), make_inputs(), make_fusion(eager_everywhere())
+    run(stack, fusion, inputs)
+    gc.collect()
+    gc.disable()
+    try:
+        weights = weakref.ref(stack.layers[0].feed_forward)
+        del stack
+        assert weights() is None
+    finally:
+        gc.enable()
+
+
+def test_a_layout_that_changes_after_the_proof_is_not_read_as_the_old_one() -> None:
+    """By a hook that is known, and by one that changes its mind."""
+    stack, inputs, fusion = make_stack(), make_inputs(), make_fusion(quality="high")
+    turned = False
+    w1 = stack.layers[0].feed_forward.w1
+    run(stack, fusion, inputs)
+    w1.register_forward_hook(lambda m, i, out: out.mT.contiguous().mT if turned else out)
+    run(stack, fusion, inputs)
+    proven = run(stack, fusion, inputs)
+    turned = True
+    assert torch.equal(run(stack, fusion, inputs), proven)
+    assert "silu-mul" in fusion.ledger.refused
+
+
+@pytest.mark.parametrize("chain", ["modulate", "silu-mul", "rope"])
+def test_memory_that_only_the_comparison_lacks_costs_no_image(chain: str) -> None:
+    def full(*args: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    stack, inputs = make_stack(), make_inputs()
+    fusion = make_fusion({**eager_everywhere(), chain: full})
+    for _ in range(2):
+        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+    assert fusion.status(stack) == "stock: too little memory to compare with stock"
+
+
+@pytest.mark.parametrize("form", ["differs", "raises"])
+def test_attention_that_is_not_what_its_host_writes_out_stays_stock(form: str) -> None:
+    assert HOST.attention is not None
+    written = HOST.attention.forward
+
+    def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if form == "raises":
+            raise TypeError("an argument that nobody knows")
+        return written(*args, **kwargs) * 1.5
+
+    host = dataclasses.replace(HOST, attention=dataclasses.replace(HOST.attention, forward=forward))
+    chains = {
+        name: dataclasses.replace(chain, fused=chain.eager, inexact=lambda device: None)
+        for name, chain in all_chains().items()
+    }
+    stack, inputs = make_stack(), make_inputs()
+    fusion = Fusion("lossless", host, torch.device(DEVICE), chains=chains)
+    for _ in range(3):
+        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+    assert "rope" in fusion.ledger.refused and "modulate" in fusion.ledger.proven

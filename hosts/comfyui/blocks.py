@@ -60,8 +60,10 @@ def _attention_forward(
     core = sys.modules[type(attention).__module__]
     contain = getattr(core, "AttentionTensorContainer", _as_it_is)
     preference = {"preferred_attention": attention.comfy_attention} if hasattr(attention, "comfy_attention") else {}
+    heads = [contain(part.transpose(1, 2)) for part in (q, k, v)]
+    del qkv, q, k, v  # a container frees them as soon as they are taken out
     out = core.optimized_attention_masked(
-        *[contain(heads.transpose(1, 2)) for heads in (q, k, v)],
+        *heads,
         attention.num_heads,
         attn_mask,
         skip_reshape=True,
