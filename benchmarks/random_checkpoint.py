@@ -10,45 +10,31 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-HIDDEN, HEAD, INNER, ADALN, CHANNELS, TEXT = 4608, 256, 12288, 512, 128, 53248
-LAYERS = 34
+from ..checkpoint.completeness import linear_shapes, other_shapes
+from ..checkpoint.dimensions import Dimensions
+
+# ideogram-ai/ideogram-4.
+OFFICIAL = Dimensions(
+    in_channels=128,
+    num_layers=34,
+    num_attention_heads=18,
+    attention_head_dim=256,
+    intermediate_size=12288,
+    adaln_dim=512,
+    llm_features_dim=53248,
+    rope_theta=5_000_000,
+    mrope_section=(24, 20, 20),
+    norm_eps=1e-5,
+)
+LAYERS, TEXT = OFFICIAL.num_layers, OFFICIAL.llm_features_dim
 WEIGHTS = ("fp8_scaled", "fp8_row_wise", "bf16")
 FP8_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
-
-
-def _linears(layers: int) -> Iterator[tuple[str, int, int, bool]]:
-    """(name, out, in, bias) of every Linear."""
-    yield "input_proj", HIDDEN, CHANNELS, True
-    yield "llm_cond_proj", HIDDEN, TEXT, True
-    yield "t_embedding.mlp_in", HIDDEN, HIDDEN, True
-    yield "t_embedding.mlp_out", HIDDEN, HIDDEN, True
-    yield "adaln_proj", ADALN, HIDDEN, True
-    for layer in range(layers):
-        block = f"layers.{layer}"
-        yield f"{block}.attention.qkv", 3 * HIDDEN, HIDDEN, False
-        yield f"{block}.attention.o", HIDDEN, HIDDEN, False
-        yield f"{block}.feed_forward.w1", INNER, HIDDEN, False
-        yield f"{block}.feed_forward.w2", HIDDEN, INNER, False
-        yield f"{block}.feed_forward.w3", INNER, HIDDEN, False
-        yield f"{block}.adaln_modulation", 4 * HIDDEN, ADALN, True
-    yield "final_layer.linear", CHANNELS, HIDDEN, True
-    yield "final_layer.adaln_modulation", HIDDEN, ADALN, True
-
-
-def _norms(layers: int) -> Iterator[tuple[str, int]]:
-    """(name, size) of every RMSNorm."""
-    yield "llm_cond_norm", TEXT
-    for layer in range(layers):
-        for name in ("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2"):
-            yield f"layers.{layer}.{name}", HIDDEN
-        for name in ("norm_q", "norm_k"):
-            yield f"layers.{layer}.attention.{name}", HEAD
 
 
 def random_tensors(layers: int, weights: str, device: torch.device, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -59,8 +45,9 @@ def random_tensors(layers: int, weights: str, device: torch.device, seed: int = 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=device)
 
-    for name, out, size, bias in _linears(layers):
-        weight = random(out, size) * size**-0.5
+    dims = replace(OFFICIAL, num_layers=layers)
+    for name, shape in linear_shapes(dims, "fused").items():
+        weight = random(*shape) * shape[1] ** -0.5
         if weights == "bf16":
             tensors[f"{name}.weight"] = weight.bfloat16().cpu()
         else:
@@ -73,11 +60,9 @@ def random_tensors(layers: int, weights: str, device: torch.device, seed: int = 
             if weights == "fp8_scaled":
                 marker = json.dumps({"format": "float8_e4m3fn"}).encode()
                 tensors[f"{name}.comfy_quant"] = torch.tensor(list(marker), dtype=torch.uint8)
-        if bias:
-            tensors[f"{name}.bias"] = (random(out) * 0.02).bfloat16().cpu()
-    for name, size in _norms(layers):
-        tensors[f"{name}.weight"] = (1 + 0.1 * random(size)).bfloat16().cpu()
-    tensors["embed_image_indicator.weight"] = (random(2, HIDDEN) * 0.02).bfloat16().cpu()
+    for name, others in other_shapes(dims, "fused").items():
+        values = 1 + 0.1 * random(*others) if "norm" in name else 0.02 * random(*others)
+        tensors[name] = values.bfloat16().cpu()
     return tensors
 
 
