@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +93,7 @@ def _row(model: Any, fused: Any, size: int, rounds: int, quality: str) -> dict[s
 
 def _render(model: Any, size: int) -> tuple[torch.Tensor, list[float]]:
     """The latent, and milliseconds between steps."""
-    import comfy.model_management
-
-    from ..hosts.comfyui.sampling import find_preset, make_guider, preset_sigmas, sample
+    from ..hosts.comfyui.sampling import StepClock, find_preset, make_guider, preset_sigmas, sample
 
     latent = {"samples": torch.zeros(1, 128, size // 16, size // 16)}
     preset = find_preset(PRESET)
@@ -106,14 +102,9 @@ def _render(model: Any, size: int) -> tuple[torch.Tensor, list[float]]:
         levels = torch.cat((levels[:STEPS_OF_LARGE], levels[-1:]))
     features = torch.randn(1, TEXT_TOKENS, TEXT, generator=torch.Generator().manual_seed(0))
     guider = make_guider(model, [[features, {}]], preset, levels)
-    stamps: list[float] = []
-
-    def stamp(_: int) -> None:
-        comfy.model_management.synchronize()
-        stamps.append(time.perf_counter())
-
-    samples = sample(guider, levels, latent, 0, stamp)["samples"]
-    return samples, [1000 * (b - a) for a, b in pairwise(stamps)]
+    clock = StepClock()
+    samples = sample(guider, levels, latent, 0, clock)["samples"]
+    return samples, [1000 * seconds for seconds in clock.seconds_per_step]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import triton
 
-from ..fusion.proof import differing
+from ..fusion.proof import differing, paired
 from ..kernels import (
     rms_norm_gate,
     rms_norm_gate_modulate,
@@ -150,7 +150,7 @@ def measure(sets: Sequence[Workload], speed: float, tokens: int) -> dict[str, ob
     unequal = sum(
         int(differing(ours, theirs))
         for s in sets
-        for ours, theirs in zip(*map(_as_tuple, (s.fused(*s.arguments), s.eager(*s.arguments))), strict=True)
+        for ours, theirs in paired(s.fused(*s.arguments), s.eager(*s.arguments))
     )
     floor = first.moved / speed
     row: dict[str, object] = {
@@ -174,10 +174,6 @@ def measure(sets: Sequence[Workload], speed: float, tokens: int) -> dict[str, ob
         "times_floor": fused["median"] / floor,
         "gb_per_s": first.moved / fused["median"] / 1000,
     }
-
-
-def _as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)
 
 
 @torch.inference_mode()

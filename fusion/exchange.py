@@ -48,3 +48,8 @@ def is_patched(module: nn.Module) -> bool:
 def is_hooked(module: nn.Module) -> bool:
     """Whether something watches this one module's forward."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def is_meddled_with(module: nn.Module) -> bool:
+    """Whether something patched or watches this one module, so that its forward may not be skipped or repeated."""
+    return is_hooked(module) or is_patched(module)

@@ -22,15 +22,15 @@ class AttentionForm:
         forward: forward(attention, rope, x, **arguments): the host's own steps, `rope` called for queries and for keys;
             `x` is a tensor, or an `Emitted` where the host has an Emission.
         stands_for: whether it stands for this attention module.
-        takes: whether it may stand for it in a call with these named arguments. The shadow runs attention a second
-            time, which something that overrides or hooks it could notice.
         rope: the chain, loaded when kernels are available.
+        takes: whether it may stand for the module in a call with these named arguments. The shadow runs attention a
+            second time, which something that overrides it could notice; hooks and patches on modules are looked after.
     """
 
     forward: Callable[..., torch.Tensor]
     stands_for: Callable[[nn.Module], bool]
-    takes: Callable[[nn.Module, Mapping[str, Any]], bool]
     rope: Callable[[], Chain]
+    takes: Callable[[Mapping[str, Any]], bool] = lambda arguments: True
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from torch import nn
 from .block_site import BlockSite
 from .chains import FP8_INPUT, GATE, MERGE, MODULATE, ROPE, SILU_MUL, Chain
 from .emission import FP8, Emitted
-from .exchange import EXCHANGE, exchanged_forwards, is_hooked, is_patched
+from .exchange import EXCHANGE, exchanged_forwards, is_hooked, is_meddled_with, is_patched
 from .host import Host
 from .inner_sites import AttentionSite, FeedForwardSite
-from .proof import Evidence, Ledger, raised
+from .proof import Evidence, Ledger, paired, raised
 from .site import Site
 from .structure import Structure, marks, norms_hooked, same_marks
 
@@ -104,7 +104,8 @@ class Mount:
             and ROPE in self._mounted
             and ROPE not in self.ledger.refused  # which also says that the written-out form is not the module's own
             and not is_hooked(attention)
-            and form.takes(attention, arguments)
+            and form.takes(arguments)
+            and not any(map(is_meddled_with, attention.children()))
         )
 
     def run(self, name: str) -> Callable[..., Any]:
@@ -124,7 +125,7 @@ class Mount:
                 self.ledger.refuse(name, reason)
                 return eager
             try:
-                for ours, theirs in zip(_as_tuple(chain.fused(*args)), _as_tuple(eager), strict=True):
+                for ours, theirs in paired(chain.fused(*args), eager):
                     count.add(ours, theirs)
             except torch.OutOfMemoryError:
                 raise
@@ -207,7 +208,3 @@ def _run(chain: Chain, ledger: Ledger, *args: Any, **more: Any) -> Any:
     except Exception as error:  # the chain is pure: its eager form gives what the kernel owes
         ledger.refuse(chain.name, raised(error))
         return chain.eager(*args, **more)
-
-
-def _as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)

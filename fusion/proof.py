@@ -12,8 +12,9 @@ differ if a row were added up in any other order than ATen's. Sums whose order i
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -35,6 +36,11 @@ def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"{a.dtype} {list(a.shape)} cannot equal {b.dtype} {list(b.shape)}")
     as_integer = _INTEGER[a.element_size()]
     return (a.contiguous().view(as_integer) != b.contiguous().view(as_integer)).sum()
+
+
+def paired(ours: Any, theirs: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The results of a chain's two forms, tensor by tensor: each is a tensor or a tuple of tensors."""
+    return zip(*(result if isinstance(result, tuple) else (result,) for result in (ours, theirs)), strict=True)
 
 
 def raised(error: Exception) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from .chains import GATE, MERGE, MODULATE, SILU_MUL, Chain
-from .proof import Count, Ledger, raised
+from .proof import Count, Ledger, paired, raised
 
 # Two images with a modulation of their own and an odd number of tokens: at the model's 4608 columns some 10 values
 # would differ if a row were added up in another order (one in a million does, by simulation).
@@ -43,8 +43,8 @@ def self_test(
             continue
         count = Count()
         try:
-            pairs = (form(*arguments[name]) for form in (chains[name].fused, chains[name].eager))
-            for ours, theirs in zip(*(p if isinstance(p, tuple) else (p,) for p in pairs), strict=True):
+            forms = chains[name].fused(*arguments[name]), chains[name].eager(*arguments[name])
+            for ours, theirs in paired(*forms):
                 count.add(ours, theirs)
         except torch.OutOfMemoryError:
             continue  # says nothing about the kernel; the shadow forward will

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..kernels.rows import decline_hidden_size
-from .exchange import is_hooked, is_patched
+from .exchange import is_meddled_with
 
 NORMS = ("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2")
 PARTS = ("attention", "feed_forward", *NORMS, "adaln_modulation")
@@ -80,7 +80,7 @@ def inspect_model(root: nn.Module) -> Structure:
 def norms_hooked(block: nn.Module) -> bool:
     """Whether something patched or watches one of the block's norms, whose forward the kernels skip."""
     parts = block._modules
-    return any(is_patched(norm) or is_hooked(norm) for norm in (parts[name] for name in NORMS) if norm is not None)
+    return any(is_meddled_with(norm) for norm in (parts[name] for name in NORMS) if norm is not None)
 
 
 def marks(blocks: Iterable[nn.Module]) -> list[object]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from ideogram4_fusion.fusion.chains import Chain, load_chains
 from ideogram4_fusion.fusion.fusion import Fusion
+from ideogram4_fusion.fusion.host import Host
 from ideogram4_fusion.hosts.diffusers.blocks import HOST
 from ideogram4_fusion.tests.stack import DEVICE, Stack
 from torch import nn
@@ -25,12 +26,12 @@ def all_chains() -> dict[str, Chain]:
     return {**load_chains(), "rope": HOST.attention.rope()}
 
 
-def make_fusion(kernels: Mapping[str, Kernel] | None = None, quality: str = "lossless") -> Fusion:
+def make_fusion(kernels: Mapping[str, Kernel] | None = None, quality: str = "lossless", host: Host = HOST) -> Fusion:
     """A Fusion whose named chains have a kernel of the test's."""
     chains = all_chains()
     for name, fused in (kernels or {}).items():
         chains[name] = dataclasses.replace(chains[name], fused=fused, inexact=lambda device: None)
-    return Fusion(quality, HOST, torch.device(DEVICE), chains=chains)
+    return Fusion(quality, host, torch.device(DEVICE), chains=chains)
 
 
 def eager_everywhere() -> dict[str, Kernel]:

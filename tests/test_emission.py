@@ -18,6 +18,7 @@ from ideogram4_fusion.fusion.emission import FP8, Emission
 from ideogram4_fusion.fusion.fusion import Fusion
 from ideogram4_fusion.hosts.diffusers.blocks import HOST
 from ideogram4_fusion.kernels.quantise import quantise
+from ideogram4_fusion.tests.fusing import run
 from ideogram4_fusion.tests.stack import DEVICE, Stack, make_inputs, make_stack
 from torch import nn
 
@@ -81,14 +82,6 @@ def make_fusion(**wrong: Callable[..., Any]) -> Fusion:
         for name, chain in load_chains().items()
     }
     return Fusion("lossless", dataclasses.replace(HOST, emission=EMISSION), torch.device(DEVICE), chains=chains)
-
-
-@torch.inference_mode()
-def run(stack: Stack, fusion: Fusion | None, inputs: tuple[Any, ...]) -> torch.Tensor:
-    if fusion is None:
-        return stack(*inputs)
-    with fusion.mounted(stack):
-        return stack(*inputs)
 
 
 @pytest.mark.parametrize("batch", [1, 2])

@@ -16,7 +16,6 @@ pytest.importorskip("triton")
 pytest.importorskip("diffusers")
 
 from ideogram4_fusion.fusion.exchange import exchanged_forwards
-from ideogram4_fusion.fusion.fusion import Fusion
 from ideogram4_fusion.hosts.diffusers.blocks import HOST
 from ideogram4_fusion.tests.fusing import Kernel, all_chains, eager_everywhere, make_fusion, run, untouched
 from ideogram4_fusion.tests.stack import DEVICE, make_inputs, make_stack
@@ -184,12 +183,7 @@ def test_attention_that_is_not_what_its_host_writes_out_stays_stock(form: str) -
         return written(*args, **kwargs) * 1.5
 
     host = dataclasses.replace(HOST, attention=dataclasses.replace(HOST.attention, forward=forward))
-    chains = {
-        name: dataclasses.replace(chain, fused=chain.eager, inexact=lambda device: None)
-        for name, chain in all_chains().items()
-    }
-    stack, inputs = make_stack(), make_inputs()
-    fusion = Fusion("lossless", host, torch.device(DEVICE), chains=chains)
+    stack, inputs, fusion = make_stack(), make_inputs(), make_fusion(eager_everywhere(), host=host)
     for _ in range(3):
         assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
     assert "rope" in fusion.ledger.refused and "modulate" in fusion.ledger.proven

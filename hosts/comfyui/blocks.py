@@ -17,7 +17,6 @@ from torch import nn
 
 from ...fusion.chains import ROPE, Chain
 from ...fusion.emission import Emitted, run_linear
-from ...fusion.exchange import is_hooked, is_patched
 from ...fusion.host import AttentionForm, Host
 from .fp8 import EMISSION
 
@@ -82,11 +81,8 @@ def _stands_for(attention: nn.Module) -> bool:
     return hasattr(sys.modules.get(type(attention).__module__), "_split_half_rope_matrix")
 
 
-def _takes(attention: nn.Module, arguments: Mapping[str, Any]) -> bool:
-    options = arguments.get("transformer_options") or {}
-    return "optimized_attention_override" not in options and not any(
-        is_hooked(child) or is_patched(child) for child in attention.children()
-    )
+def _takes(arguments: Mapping[str, Any]) -> bool:
+    return "optimized_attention_override" not in (arguments.get("transformer_options") or {})
 
 
 def _rope() -> Chain:
@@ -99,4 +95,4 @@ def _rope() -> Chain:
     return Chain(ROPE, stock, rms_norm_rope.launch_rms_norm_rope, rms_norm_rope.decline, rms_norm_rope.inexact_rotation)
 
 
-HOST = Host("ComfyUI", _norm_weight, AttentionForm(_attention_forward, _stands_for, _takes, _rope), EMISSION)
+HOST = Host("ComfyUI", _norm_weight, AttentionForm(_attention_forward, _stands_for, _rope, _takes), EMISSION)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 
 import comfy.model_management
 import torch
@@ -20,7 +19,7 @@ from ...fusion.fusion import OFF
 from ...sampling.presets import Preset
 from ...sampling.schedule import size_note
 from . import quality as fusion_quality
-from .sampling import Conditioning, Latent, fit_latent, make_guider, pixel_size, preset_sigmas, sample
+from .sampling import Conditioning, Latent, StepClock, fit_latent, make_guider, pixel_size, preset_sigmas, sample
 
 # One step is enough to load the model, compile the kernels and prove the chains.
 WARM_UP_STEPS = 1
@@ -104,14 +103,9 @@ def _render(
     device = torch.device(model.load_device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    stamps: list[float] = []
-
-    def stamp(_: int) -> None:
-        comfy.model_management.synchronize()
-        stamps.append(time.perf_counter())
-
+    clock = StepClock()
     start = time.perf_counter()
-    out = sample(guider, levels, latent, seed, on_step=stamp)["samples"]
+    out = sample(guider, levels, latent, seed, on_step=clock)["samples"]
     comfy.model_management.synchronize()
     total = time.perf_counter() - start
 
@@ -119,7 +113,7 @@ def _render(
     render = Render(
         quality=quality,
         status=" | unconditional: ".join(lines),
-        seconds_per_step=[b - a for a, b in pairwise(stamps)],
+        seconds_per_step=clock.seconds_per_step,
         total_seconds=total,
         peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import comfy.model_management
@@ -88,6 +90,22 @@ def make_guider(
 def euler() -> comfy.samplers.Sampler:
     """The sampler of every preset."""
     return comfy.samplers.sampler_object("euler")
+
+
+class StepClock:
+    """Takes the time behind each step, as `sample`'s `on_step`; the device has then finished the step."""
+
+    def __init__(self) -> None:
+        self._stamps: list[float] = []
+
+    def __call__(self, step: int) -> None:
+        comfy.model_management.synchronize()
+        self._stamps.append(time.perf_counter())
+
+    @property
+    def seconds_per_step(self) -> list[float]:
+        """The times between two steps, so that of the first is not among them."""
+        return [after - before for before, after in pairwise(self._stamps)]
 
 
 def sample(

@@ -5,7 +5,7 @@ Attention is written after diffusers' `Ideogram4AttnProcessor` (`transformer_ide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,7 +15,6 @@ from diffusers.models.transformers.transformer_ideogram4 import Ideogram4AttnPro
 from torch import nn
 
 from ...fusion.chains import ROPE, Chain
-from ...fusion.exchange import is_hooked, is_patched
 from ...fusion.host import AttentionForm, Host
 
 
@@ -51,10 +50,6 @@ def _stands_for(attention: nn.Module) -> bool:
     return type(getattr(attention, "processor", None)) is Ideogram4AttnProcessor
 
 
-def _takes(attention: nn.Module, arguments: Mapping[str, Any]) -> bool:
-    return not any(is_hooked(child) or is_patched(child) for child in attention.children())
-
-
 def _rope() -> Chain:
     from ...kernels import rotate_half_rope
 
@@ -66,4 +61,4 @@ def _rope() -> Chain:
     )
 
 
-HOST = Host("diffusers", _norm_weight, AttentionForm(_attention_forward, _stands_for, _takes, _rope))
+HOST = Host("diffusers", _norm_weight, AttentionForm(_attention_forward, _stands_for, _rope))
