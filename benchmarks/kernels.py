@@ -1,6 +1,6 @@
-"""Times every kernel against its eager form and against the floor that memory sets.
+"""Times every kernel against its eager form, other kernels for the same chain, and the floor that memory sets.
 
-    python -m ideogram4_fusion.benchmarks.kernels [--tokens 512 1280 ...] [--output FILE]
+    python -m ideogram4_fusion.benchmarks.kernels [--tokens 512 1280 ...] [--compile 4352 ...] [--output FILE]
 
 The floor is the bytes that a chain must move (each input read once, each output written once) over the speed of a large
 device copy, measured in the same run. A kernel that is not byte-equal to its reference in this run gets no time.
@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,99 +21,14 @@ import torch
 import triton
 
 from ..fusion.proof import differing, paired
-from ..kernels import (
-    rms_norm_gate,
-    rms_norm_gate_modulate,
-    rms_norm_modulate,
-    rms_norm_rope,
-    rotate_half_rope,
-    silu_mul,
-)
 from . import record
+from .kernel_rivals import rivals
+from .kernel_workloads import Workload, workloads
 
-HIDDEN, HEADS, HEAD, INNER = 4608, 18, 256, 12288
 TOKENS = (512, 1280, 4096, 4352, 4736, 16640)  # 256, 512, 1024 pixels a side with 256 tokens of text, ..., 2048
-EPS = 1e-5
 COPY_BYTES = 1 << 31
 CACHE_BYTES = 1 << 28  # over four times the L2 cache of an H200
 REPLAYS, WARM_UP_REPLAYS = 60, 10
-FP8 = torch.float8_e4m3fn
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A chain at a size: kernel and eager form, their arguments, and the bytes that they must move."""
-
-    chain: str
-    fused: Callable[..., Any]
-    eager: Callable[..., Any]
-    arguments: tuple[object, ...]
-    moved: int
-    dtype_out: torch.dtype = torch.bfloat16
-
-
-def workloads(tokens: int, device: torch.device, seed: int) -> Iterator[Workload]:
-    """One workload a chain at `tokens` tokens of one image."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device).bfloat16()
-
-    x, branch, weight = random(1, tokens, HIDDEN), random(1, tokens, HIDDEN), random(HIDDEN)
-    scale, gate, *_ = random(1, 1, 4 * HIDDEN).chunk(4, dim=-1)
-    a, b = random(1, tokens, INNER), random(1, tokens, INNER)
-    row, inner = 2 * tokens * HIDDEN, 2 * tokens * INNER
-    for dtype in (torch.bfloat16, FP8):
-        width = dtype.itemsize
-        yield Workload(
-            "modulate",
-            rms_norm_modulate.launch_rms_norm_modulate,
-            rms_norm_modulate.rms_norm_modulate_reference,
-            (x, weight, scale, EPS, dtype),
-            row + row * width // 2,
-            dtype,
-        )
-        yield Workload(
-            "gate+modulate",
-            rms_norm_gate_modulate.launch_rms_norm_gate_modulate,
-            rms_norm_gate_modulate.rms_norm_gate_modulate_reference,
-            (x, branch, weight, gate, weight, scale, EPS, EPS, dtype),
-            3 * row + row * width // 2,
-            dtype,
-        )
-        yield Workload(
-            "silu-mul",
-            silu_mul.launch_silu_mul,
-            silu_mul.silu_mul_reference,
-            (a, b, dtype),
-            2 * inner + inner * width // 2,
-            dtype,
-        )
-    yield Workload(
-        "gate",
-        rms_norm_gate.launch_rms_norm_gate,
-        rms_norm_gate.rms_norm_gate_reference,
-        (x, branch, weight, gate, EPS),
-        3 * row,
-    )
-    # One tensor, queries or keys; a block has both. Queries lie in the qkv tensor, with gaps.
-    queries = random(1, tokens, 3, HEADS, HEAD).unbind(dim=2)[0]
-    angle = torch.rand(1, tokens, 1, HEAD // 2, generator=generator, device=device)
-    freqs = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos()), dim=-1).unflatten(-1, (2, 2))
-    yield Workload(
-        "rms-norm-rope",
-        rms_norm_rope.launch_rms_norm_rope,
-        rms_norm_rope.rms_norm_rope_reference,
-        (queries, random(HEAD), freqs.contiguous(), EPS),
-        2 * row + freqs.numel() * 4,
-    )
-    yield Workload(
-        "rotate-half-rope",
-        rotate_half_rope.launch_rotate_half_rope,
-        rotate_half_rope.rotate_half_rope_reference,
-        (queries, random(1, tokens, HEAD), random(1, tokens, HEAD)),
-        2 * row + 2 * 2 * tokens * HEAD,
-    )
 
 
 def microseconds(function: Callable[..., object], inputs: Sequence[tuple[object, ...]]) -> dict[str, float]:
@@ -144,15 +58,18 @@ def copy_speed(device: torch.device) -> float:
     return 2 * COPY_BYTES / (1000 * statistics.median(times))
 
 
-def measure(sets: Sequence[Workload], speed: float, tokens: int) -> dict[str, object]:
+def unequal_values(sets: Sequence[Workload], form: Callable[..., Any]) -> int:
+    """How many values of a chain's form differ from its eager one, over all inputs."""
+    return sum(
+        int(differing(ours, theirs)) for s in sets for ours, theirs in paired(form(*s.arguments), s.eager(*s.arguments))
+    )
+
+
+def measure(sets: Sequence[Workload], speed: float, tokens: int, compiles: bool) -> dict[str, object]:
     """One row of the results over several sets of inputs. Its times are None where kernel and reference differ."""
     first = sets[0]
-    unequal = sum(
-        int(differing(ours, theirs))
-        for s in sets
-        for ours, theirs in paired(s.fused(*s.arguments), s.eager(*s.arguments))
-    )
     floor = first.moved / speed
+    unequal = unequal_values(sets, first.fused)
     row: dict[str, object] = {
         "chain": first.chain,
         "tokens": tokens,
@@ -165,19 +82,27 @@ def measure(sets: Sequence[Workload], speed: float, tokens: int) -> dict[str, ob
         return {**row, "us": None}
     inputs = [s.arguments for s in sets]
     fused, eager = microseconds(first.fused, inputs), microseconds(first.eager, inputs)
+    others: dict[str, object] = {}
+    for name, form in rivals(first, compiles).items():
+        try:
+            others[name] = {"equal": unequal_values(sets, form) == 0, **microseconds(form, inputs)}
+        except Exception as error:
+            others[name] = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"}
     return {
         **row,
         "us": fused["median"],
         "us_spread": fused,
         "eager_us": eager["median"],
         "eager_us_spread": eager,
+        "others_us": others,
         "times_floor": fused["median"] / floor,
+        "share_of_floor": floor / fused["median"],
         "gb_per_s": first.moved / fused["median"] / 1000,
     }
 
 
 @torch.inference_mode()
-def run(tokens: Sequence[int], device: torch.device) -> dict[str, object]:
+def run(tokens: Sequence[int], compiled: Sequence[int], device: torch.device) -> dict[str, object]:
     """Measures every chain at every number of tokens, printing a line for each."""
     speed = copy_speed(device)
     print(f"copy: {speed / 1e6:.2f} TB/s")
@@ -186,23 +111,32 @@ def run(tokens: Sequence[int], device: torch.device) -> dict[str, object]:
         smallest = min(w.moved for w in workloads(1, device, 0)) * count
         sets = [list(workloads(count, device, seed)) for seed in range(max(2, min(32, -(-CACHE_BYTES // smallest))))]
         for same in zip(*sets, strict=True):
-            row = measure(same, speed, count)
+            row = measure(same, speed, count, count in compiled)
             rows.append(row)
-            times = (
-                f"NOT EQUAL ({row['unequal_values']})"
-                if row["us"] is None
-                else f"{row['us']:8.1f} us = {row['times_floor']:.2f} x floor, eager {row['eager_us']:8.1f} us"
-            )
-            print(f"{count:6d} {row['chain']:17s} {row['dtype_out']:13s} {times}")
+            print(line(row), flush=True)
     return {"origin": record.origin(device), "copy_gb_per_s": speed / 1000, "rows": rows}
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the results for the terminal."""
+    head = f"{row['tokens']:6d} {row['chain']:17s} {row['dtype_out']:13s}"
+    if row["us"] is None:
+        return f"{head} NOT EQUAL ({row['unequal_values']})"
+    others = [
+        f"{name} " + (f"{o['median']:.1f} us{'' if o['equal'] else ' (not equal)'}" if "median" in o else "failed")
+        for name, o in row["others_us"].items()
+    ]
+    times = [f"{row['us']:8.1f} us = {row['times_floor']:.2f} x floor", f"eager {row['eager_us']:.1f} us", *others]
+    return f"{head} {', '.join(times)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--compile", type=int, nargs="*", default=[4352], help="sizes at which torch.compile is timed")
     parser.add_argument("--output", type=Path, default=record.RESULTS / "kernels.json")
     options = parser.parse_args()
-    record.write(options.output, run(options.tokens, torch.device("cuda")))
+    record.write(options.output, run(options.tokens, options.compile, torch.device("cuda")))
 
 
 if __name__ == "__main__":

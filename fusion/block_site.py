@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from .chains import GATE, MERGE, MODULATE
-from .emission import FP8
-from .site import Site, first_argument, form_of, kind_of
+from .emission import FP8, Emitted, run_linear
+from .site import Site, first_argument, form_of
 from .structure import BlockCall, BlockSignature, norms_hooked
 
 if TYPE_CHECKING:
@@ -27,35 +27,43 @@ class BlockSite(Site):
         # arguments under other names.
         self._by_position: tuple[str, ...] = ()
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockCall:
-        return self._signature.bind(args, kwargs)
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BlockCall, tuple[bool, bool]]:
+        """The call, and whether its attention and its feed-forward are to be given fp8."""
+        call = self._signature.bind(args, kwargs)
+        return call, self.mount.emits(self.module, call.attention)
 
-    def signature(self, call: BlockCall) -> Hashable:
-        block: Any = self.module
-        emits = self.mount.emits(block, call.attention), self.mount.takes_fp8(block.feed_forward.w2)
-        return form_of(call.x), form_of(call.adaln_input), kind_of(tuple(call.attention.values())), emits
+    def signature(self, call: tuple[BlockCall, tuple[bool, bool]]) -> Hashable:
+        (block_call, emits), mount = call, self.mount
+        shared = tuple(map(mount.kind, block_call.attention.values()))
+        spared = mount.takes_fp8(self.module.adaln_modulation)  # type: ignore[arg-type]
+        adaln_input = block_call.adaln_input
+        return form_of(block_call.x), adaln_input.shape[-1], mount.kind(adaln_input), shared, emits, spared
 
     def obstructed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return norms_hooked(self.module)  # by something that came inside the call; Mount looks before it
 
-    def _norm(self, chain: Callable[..., Any], norm: nn.RMSNorm, m: torch.Tensor, *hidden: Any, **more: Any) -> Any:
+    def _norm(self, chain: Callable[..., Any], norm: nn.RMSNorm, m: torch.Tensor, *hidden: Any) -> Any:
         with self.mount.host.norm_weight(norm, hidden[-1]) as weight:
-            return chain(*hidden, weight, m, norm.eps, **more)
+            return chain(*hidden, weight, m, norm.eps)
 
-    def fused(self, call: BlockCall) -> torch.Tensor:
+    def _modulate(self, norm: nn.RMSNorm, scale: torch.Tensor, x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+        with self.mount.host.norm_weight(norm, x) as weight:
+            modulated: torch.Tensor = self.mount.run(MODULATE)(x, weight, scale, norm.eps, out_dtype)
+        return modulated
+
+    def fused(self, call: tuple[BlockCall, tuple[bool, bool]]) -> torch.Tensor:
         block: Any = self.module
-        to_attention, to_feed_forward = self.mount.emits(block, call.attention)
-        modulate, gate = self.mount.run(MODULATE), self.mount.run(GATE)
-        scale_msa, gate_msa, scale_mlp, gate_mlp = block.adaln_modulation(call.adaln_input).chunk(4, dim=-1)
-        if to_attention:
-            h = self.mount.emitted(self._norm(modulate, block.attention_norm1, scale_msa, call.x, out_dtype=FP8))
-        else:
-            h = self._norm(modulate, block.attention_norm1, scale_msa, call.x)
-        named = dict(call.attention)
-        h = block.attention(h, *[named.pop(name) for name in self._by_position], **named)
-        x, h = self._gate_modulate(call.x, h, gate_msa, scale_mlp, FP8 if to_feed_forward else torch.bfloat16)
-        h = block.feed_forward(self.mount.emitted(h) if to_feed_forward else h)
-        gated: torch.Tensor = self._norm(gate, block.ffn_norm2, gate_mlp, x, h)
+        mount = self.mount
+        (block_call, (to_attention, to_feed_forward)), x = call, call[0].x
+        adaln_input = mount.spare_shared(block.adaln_modulation, block_call.adaln_input)
+        scale_msa, gate_msa, scale_mlp, gate_mlp = _modulation(run_linear(block.adaln_modulation, adaln_input))
+        h = self._modulate(block.attention_norm1, scale_msa, x, FP8 if to_attention else torch.bfloat16)
+        named = dict(block_call.attention)
+        by_position = [named.pop(name) for name in self._by_position]
+        h = block.attention(mount.emitted(h) if to_attention else h, *by_position, **named)
+        x, h = self._gate_modulate(x, h, gate_msa, scale_mlp, FP8 if to_feed_forward else torch.bfloat16)
+        h = block.feed_forward(mount.emitted(h) if to_feed_forward else h)
+        gated: torch.Tensor = self._norm(mount.run(GATE), block.ffn_norm2, gate_mlp, x, h)
         return gated
 
     def _gate_modulate(
@@ -66,7 +74,7 @@ class BlockSite(Site):
         refused = self.mount.ledger.refused
         if MERGE in refused or MODULATE in refused or GATE in refused:
             x = self._norm(self.mount.run(GATE), block.attention_norm2, gate, x, branch)
-            return x, self._norm(self.mount.run(MODULATE), block.ffn_norm1, scale, x, out_dtype=out_dtype)
+            return x, self._modulate(block.ffn_norm1, scale, x, out_dtype)
         weight_of = self.mount.host.norm_weight
         after, before = block.attention_norm2, block.ffn_norm1
         with weight_of(after, branch) as weight, weight_of(before, branch) as following:
@@ -75,24 +83,30 @@ class BlockSite(Site):
             )
         return both
 
-    def shadow(self, call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def shadow(
+        self, call: tuple[BlockCall, tuple[bool, bool]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.Tensor:
         block: Any = self.module
         evidence = self.mount.evidence
-        to_attention, to_feed_forward = self.mount.emits(block, call.attention)
+        block_call, (to_attention, to_feed_forward) = call
+        adaln_input, attention = block_call.adaln_input, block_call.attention
         modulate, gate, merge = (self.mount.compare(name) for name in (MODULATE, GATE, MERGE))
         modulation: list[torch.Tensor] = []
-        x = call.x
+        x = block_call.x
         ffn_out: torch.Tensor | None = None
 
         def see_modulation(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
-            if first_argument(given, named) is not call.adaln_input or modulation:
+            if first_argument(given, named) is not adaln_input or modulation:
                 raise LookupError("adaln_modulation was called otherwise")
-            modulation.extend(out.chunk(4, dim=-1))
+            modulation.extend(_modulation(out))
+            spared = self.mount.spare_shared(block.adaln_modulation, adaln_input)
+            if isinstance(spared, Emitted):
+                self.mount.compare_spared(lambda: run_linear(block.adaln_modulation, spared), out)
 
         def see_attention(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
             nonlocal x
             rest = named if given else dict(list(named.items())[1:])
-            by_position = _names_of(given[1:], rest, call.attention)
+            by_position = _names_of(given[1:], rest, attention)
             if by_position is None:
                 self.mount.ledger.run_stock(f"{type(block).__name__} hands its attention other arguments than its own")
             else:
@@ -131,6 +145,16 @@ class BlockSite(Site):
 
         self.conclude(see_block)
         return out
+
+
+def _modulation(m: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """[B, 1, 4 * D] -> scale and gate of attention, scale and gate of the feed-forward; gates behind tanh.
+
+    tanh is ATen's own, over all four at once: one launch and no copy, and half its work for nothing is one row.
+    """
+    scale_msa, _, scale_mlp, _ = m.chunk(4, dim=-1)
+    _, gate_msa, _, gate_mlp = torch.tanh(m).chunk(4, dim=-1)
+    return scale_msa, gate_msa, scale_mlp, gate_mlp
 
 
 def _names_of(positional: tuple[Any, ...], named: dict[str, Any], arguments: dict[str, Any]) -> tuple[str, ...] | None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..kernels.availability import unavailable
-from .chains import FP8_INPUT, ROPE, Chain, load_chains
+from .chains import FP8_INPUT, ROPE, Chain, load_chains, quantise_chain
 from .host import Host
 from .mount import Mount
 from .proof import HIGH, LOSSLESS, Ledger
@@ -57,6 +57,8 @@ class Fusion:
             self._chains = dict(load_chains() if chains is None else chains)
             if host.attention is not None:
                 self._chains.setdefault(ROPE, host.attention.rope())
+            if host.emission is not None:
+                self._chains.setdefault(FP8_INPUT, quantise_chain(host.emission.quantise))
             inexact = {name: why for name, chain in self._chains.items() if (why := chain.inexact(device)) is not None}
             self.ledger.unprovable = frozenset(inexact)
             if quality == LOSSLESS:
@@ -93,7 +95,8 @@ class Fusion:
         if isinstance(mount, str):
             return f"stock: {mount}"
         aside = {**mount.foreign(), **(foreign or {}), **self.ledger.refused}
-        names = mount.chain_names + ((FP8_INPUT,) if FP8_INPUT in self.ledger.differing else ())
+        seen = FP8_INPUT in self.ledger.differing or FP8_INPUT in self.ledger.refused
+        names = mount.chain_names + ((FP8_INPUT,) if seen else ())
         states: dict[str, list[str]] = {}
         for name in sorted(names, key=aside.__contains__):
             state = f"stock ({aside[name]})" if name in aside else self._state(name)

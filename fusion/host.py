@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from .chains import Chain
-from .emission import Emission
+from .emission import Emission, Emitted
+
+Spare = Callable[[nn.Module, torch.Tensor], torch.Tensor | Emitted]
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,9 @@ class AttentionForm:
     """A host's attention written out, so that its rope can be exchanged.
 
     Attributes:
-        forward: forward(attention, rope, x, **arguments): the host's own steps, `rope` called for queries and for keys;
-            `x` is a tensor, or an `Emitted` where the host has an Emission.
+        forward: forward(attention, rope, spare, x, **arguments): the host's own steps with `rope` in place of its own.
+            `x` is a tensor, or an `Emitted` where the host has an Emission; `spare(linear, x)` makes such a one for a
+            Linear that takes it, and is the tensor itself for others.
         stands_for: whether it stands for this attention module.
         rope: the chain, loaded when kernels are available.
         takes: whether it may stand for the module in a call with these named arguments. The shadow runs attention a

@@ -6,9 +6,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+from torch import nn
 
-from .chains import FP8_INPUT, ROPE, SILU_MUL
+from .chains import ROPE, SILU_MUL
 from .emission import FP8, Emitted, run_linear
+from .host import Spare
 from .proof import NO_ROOM, differing
 from .site import Site, Watch, first_argument, form_of, kind_of
 
@@ -21,7 +23,8 @@ class FeedForwardSite(Site):
         return x
 
     def signature(self, call: torch.Tensor) -> Hashable:
-        return form_of(call), self._emits()
+        takes = self.mount.takes_fp8
+        return form_of(call), self._emits(), takes(self.module.w1) and takes(self.module.w3)
 
     def _emits(self) -> bool:
         return SILU_MUL not in self.mount.ledger.refused and self.mount.takes_fp8(self.module.w2)
@@ -67,8 +70,18 @@ class FeedForwardSite(Site):
         w1, w3 = self.watched(ffn.w1, see_first("w1")), self.watched(ffn.w3, see_first("w3"))
         with w1, w3, self.watched(ffn.w2, see_w2):
             out = self.stock(*args, **kwargs)
-        self.conclude(lambda: same(hidden["w2"], out))
+
+        def see_whole() -> None:
+            same(hidden["w2"], out)
+            spared = self._spared(call)
+            if emits or isinstance(spared, Emitted):
+                self.mount.compare_spared(lambda: self.fused(spared), out)
+
+        self.conclude(see_whole)
         return out
+
+    def _spared(self, x: torch.Tensor) -> torch.Tensor | Emitted:
+        return self.mount.spare(self.module.w1, x) if self.mount.takes_fp8(self.module.w3) else x
 
 
 class AttentionSite(Site):
@@ -83,10 +96,11 @@ class AttentionSite(Site):
     def signature(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Hashable:
         (x, *rest), kwargs = call
         kinds = kind_of(tuple(rest)), tuple((name, kind_of(value)) for name, value in kwargs.items())
-        return form_of(x), kinds, self.mount.takes_fp8(getattr(self.module, "qkv", None))
+        takes = self.mount.takes_fp8
+        return form_of(x), kinds, *(takes(getattr(self.module, name, None)) for name in ("qkv", "o"))
 
     def fused(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> torch.Tensor:
-        return self._with_rope(self.mount.run(ROPE), *call)
+        return self._with_rope(self.mount.run(ROPE), self.mount.spare, *call)
 
     def shadow(
         self, call: tuple[tuple[Any, ...], dict[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -101,19 +115,25 @@ class AttentionSite(Site):
         return out
 
     def _compare_form(self, out: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ours = self._with_rope(self.mount.compare(ROPE), args, kwargs)
+        ours = self._with_rope(self.mount.compare(ROPE), _unspared, args, kwargs)
         # The first call of a process may differ from the next: on an H200 attention or its projection did. So stock is
         # asked once more before it is said to compute something else.
         stock = self.stock(*args, **kwargs) if differing(ours, out) else out
         self.mount.evidence.form(ROPE).add(ours, stock)
-        if args and self.mount.takes_fp8(getattr(self.module, "qkv", None)):
-            emitted = self.mount.quantised(args[0])
-            spared = self._with_rope(self.mount.run(ROPE), (emitted, *args[1:]), kwargs)
-            self.mount.evidence.count(FP8_INPUT).add(spared, stock)
+        qkv, x = getattr(self.module, "qkv", None), args[0]
+        given = x if qkv is None else self.mount.spare(qkv, x)
+        if isinstance(given, Emitted) or self.mount.takes_fp8(getattr(self.module, "o", None)):
+            spared = given, *args[1:]
+            rope = self.mount.run(ROPE)
+            self.mount.compare_spared(lambda: self._with_rope(rope, self.mount.spare, spared, kwargs), stock)
 
     def _with_rope(
-        self, rope: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, rope: Callable[..., Any], spare: Spare, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> torch.Tensor:
         form = self.mount.host.attention
         assert form is not None  # an AttentionSite is only made for hosts that have one
-        return form.forward(self.module, rope, *args, **kwargs)
+        return form.forward(self.module, rope, spare, *args, **kwargs)
+
+
+def _unspared(linear: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return x

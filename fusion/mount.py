@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,10 @@ from .emission import FP8, Emitted
 from .exchange import EXCHANGE, exchanged_forwards, is_hooked, is_meddled_with, is_patched
 from .host import Host
 from .inner_sites import AttentionSite, FeedForwardSite
+from .marks import Marks
 from .proof import Evidence, Ledger, paired, raised
-from .site import Site
-from .structure import Structure, marks, norms_hooked, same_marks
+from .site import Site, kind_of
+from .structure import Structure, norms_hooked
 
 
 class Mount:
@@ -40,10 +41,13 @@ class Mount:
             rope = tuple(AttentionSite(b.attention, self) for b in structure.blocks)
             self._sites += (((ROPE,), rope),)
         self._mounted: frozenset[str] = frozenset()
-        self._units: dict[torch.device, torch.Tensor] = {}
         self._thread: int | None = None
-        self._blocks = structure.blocks
-        self._marks = marks(structure.blocks)
+        self._marks = Marks(structure.blocks)
+        # What holds for one forward, worked out where it is first asked for: blocks share most of their arguments.
+        self._units: dict[torch.device, torch.Tensor] = {}
+        self._takes: dict[int, bool] = {}
+        self._kinds: dict[int, tuple[Any, Hashable]] = {}
+        self._shared: dict[int, tuple[torch.Tensor, Emitted]] = {}
 
     @property
     def chain_names(self) -> tuple[str, ...]:
@@ -60,15 +64,21 @@ class Mount:
                     break
         return found
 
+    def kind(self, value: Any) -> Hashable:
+        """`kind_of` an argument that the blocks of one forward share."""
+        known = self._kinds.get(id(value))
+        if known is None or known[0] is not value:
+            known = self._kinds[id(value)] = value, kind_of(value)
+        return known[1]
+
     def takes_fp8(self, linear: nn.Module | None) -> bool:
         """Whether a Linear is to be given what it would make of its input itself."""
-        emission = self.host.emission
-        return (
-            emission is not None
-            and linear is not None
-            and FP8_INPUT not in self.ledger.refused
-            and emission.takes(linear)
-        )
+        if linear is None or self.host.emission is None or FP8_INPUT in self.ledger.refused:
+            return False
+        takes = self._takes.get(id(linear))
+        if takes is None:
+            takes = self._takes[id(linear)] = self.host.emission.takes(linear)
+        return takes
 
     def emits(self, block: Any, attention_arguments: Mapping[str, Any]) -> tuple[bool, bool]:
         """Whether the block's norms write fp8 for its attention, and for its feed-forward.
@@ -79,22 +89,35 @@ class Mount:
             return False, False  # the eager form would take two more passes over memory than the Linear itself
         attention, ffn = block.attention, block.feed_forward
         return (
-            self.takes_attention(attention, attention_arguments) and self.takes_fp8(getattr(attention, "qkv", None)),
+            self.takes_fp8(getattr(attention, "qkv", None)) and self.takes_attention(attention, attention_arguments),
             SILU_MUL in self._mounted and not is_hooked(ffn) and self.takes_fp8(ffn.w1) and self.takes_fp8(ffn.w3),
         )
 
     def emitted(self, data: torch.Tensor) -> Emitted:
-        """Hidden states [B, T, D] that a kernel wrote in fp8, for the host's Linears."""
+        """Hidden states [..., K] that a kernel wrote in fp8, contiguous, for the host's Linears."""
         assert self.host.emission is not None  # written only where a Linear takes it
         scale = self._units.get(data.device)
         if scale is None:
             scale = self._units[data.device] = torch.ones((), dtype=torch.float32, device=data.device)
-        return Emitted(data, self.host.emission, scale)
+        return Emitted(data.view(-1, data.shape[-1]), data.shape[:-1], self.host.emission, scale)
 
-    def quantised(self, x: torch.Tensor) -> Emitted:
-        """bf16 hidden states [B, T, D] as the host's Linears quantise them."""
-        assert self.host.emission is not None  # asked for only where a Linear takes it
-        return self.emitted(self.host.emission.quantise(x.flatten(0, 1)).view(x.shape))
+    def spare(self, linear: nn.Module, x: torch.Tensor) -> torch.Tensor | Emitted:
+        """bf16 hidden states [..., K] as a Linear would quantise them, if it takes that; else as they are."""
+        if not (self.takes_fp8(linear) and x.is_contiguous()):
+            return x
+        return self.emitted(self.run(FP8_INPUT)(x.view(-1, x.shape[-1])).view(x.shape))
+
+    def spare_shared(self, linear: nn.Module, x: torch.Tensor) -> torch.Tensor | Emitted:
+        """`spare` for a tensor that every block of a forward is given: it is quantised once."""
+        if not self.takes_fp8(linear):
+            return x
+        known = self._shared.get(id(x))
+        if known is not None and known[0] is x:
+            return known[1]
+        emitted = self.spare(linear, x)
+        if isinstance(emitted, Emitted):
+            self._shared[id(x)] = x, emitted
+        return emitted
 
     def takes_attention(self, attention: nn.Module, arguments: Mapping[str, Any]) -> bool:
         """Whether the host's written-out attention stands for this module in a call with these named arguments."""
@@ -121,9 +144,6 @@ class Mount:
             eager = chain.eager(*args)
             if name in self.ledger.refused:
                 return eager
-            if reason := chain.decline(*args):
-                self.ledger.refuse(name, reason)
-                return eager
             try:
                 for ours, theirs in paired(chain.fused(*args), eager):
                     count.add(ours, theirs)
@@ -144,7 +164,7 @@ class Mount:
             if FP8_INPUT in self.ledger.refused or name in self.ledger.refused:
                 return
             try:
-                ours = chain.fused(*args, out_dtype=FP8)
+                ours = chain.fused(*args, FP8)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -154,13 +174,26 @@ class Mount:
 
         return emit
 
+    def compare_spared(self, spared: Callable[[], torch.Tensor], stock: torch.Tensor) -> None:
+        """Notes whether Linears that are given fp8 make the same of it as stock, [B, T, N]."""
+        if FP8_INPUT in self.ledger.refused:
+            return
+        try:
+            ours = spared()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self.ledger.refuse(FP8_INPUT, raised(error))
+        else:
+            self.evidence.count(FP8_INPUT).add(ours, stock)
+
     def serves(self) -> bool:
         """Whether the sites are to do anything for the caller: mounted by this thread, on a model that may be fused."""
         return self._thread == threading.get_ident() and self.ledger.stock_reason is None
 
     def outdated(self) -> bool:
         """Whether something on the model was exchanged since its sites were made, so that no proof of theirs holds."""
-        return not self._taken() and not same_marks(marks(self._blocks), self._marks)
+        return not self._taken() and not self._marks.hold()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -184,7 +217,8 @@ class Mount:
             finally:
                 if mine:
                     self._thread = None
-                    self._units.clear()
+                    for known in (self._units, self._takes, self._kinds, self._shared):
+                        known.clear()
         if mine and self.evidence.witnesses:
             self.ledger.settle(self.evidence)
             self.evidence = Evidence()
@@ -193,18 +227,13 @@ class Mount:
         return any(isinstance(s.module.__dict__.get("forward"), Site) for _, group in self._sites for s in group)
 
 
-def _run(chain: Chain, ledger: Ledger, *args: Any, **more: Any) -> Any:
+def _run(chain: Chain, ledger: Ledger, *args: Any) -> Any:
     if chain.name in ledger.refused:
-        return chain.eager(*args, **more)
-    # A hook on a Linear may hand on another layout than it did while the chain was proven, and a launcher reads memory
-    # as it was told. 2 us (silu-mul) to 7 us (gate+modulate) on the CPU are the price of no silently wrong image.
-    if reason := chain.decline(*args, **more):
-        ledger.refuse(chain.name, reason)
-        return chain.eager(*args, **more)
+        return chain.eager(*args)
     try:
-        return chain.fused(*args, **more)
+        return chain.fused(*args)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the chain is pure: its eager form gives what the kernel owes
         ledger.refuse(chain.name, raised(error))
-        return chain.eager(*args, **more)
+        return chain.eager(*args)

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from ..kernels.errors import KernelDeclined
+
 log = logging.getLogger("ideogram4_fusion")
 
 LOSSLESS, HIGH = "lossless", "high"
@@ -45,6 +47,8 @@ def paired(ours: Any, theirs: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]
 
 def raised(error: Exception) -> str:
     """An exception of a kernel as a reason, in one line."""
+    if isinstance(error, KernelDeclined):
+        return str(error)
     return f"its kernel raised {type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 

@@ -7,8 +7,7 @@ diffusers (`transformer_ideogram4.py`).
 from __future__ import annotations
 
 import inspect
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,28 +80,6 @@ def norms_hooked(block: nn.Module) -> bool:
     """Whether something patched or watches one of the block's norms, whose forward the kernels skip."""
     parts = block._modules
     return any(is_meddled_with(norm) for norm in (parts[name] for name in NORMS) if norm is not None)
-
-
-def marks(blocks: Iterable[nn.Module]) -> list[object]:
-    """What a proof on these blocks rests on besides their inputs, to be compared by `same_marks`.
-
-    The modules that they consist of, their classes' forwards, whatever was put on them by name, the hooks and forwards
-    of the layers inside, and the norms' dtypes.
-    """
-    found: list[object] = []
-    for block in blocks:
-        for module in (block, block.attention, block.feed_forward):
-            found += (type(module).forward, *module._modules.values(), *module.__dict__.values())
-            for child in module._modules.values():
-                found += (type(child).forward, child.__dict__.get("forward"))
-                found += (*child._forward_hooks.values(), *child._forward_pre_hooks.values())
-        found += (block._modules[name].weight.dtype for name in NORMS)
-    return found
-
-
-def same_marks(now: list[object], then: list[object]) -> bool:
-    """Whether nothing was exchanged in between: both hold their objects, so that no address was used again."""
-    return len(now) == len(then) and all(map(operator.is_, now, then))
 
 
 def _decline_block(block: nn.Module) -> str | None:

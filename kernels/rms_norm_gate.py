@@ -1,6 +1,12 @@
-"""x + tanh(gate) * RMSNorm(branch): the norm behind attention and the feed-forward, its gate and the residual."""
+"""x + gate * RMSNorm(branch): the norm behind attention and the feed-forward, its gate and the residual.
+
+The gate comes through tanh, which stays ATen's: it is one row, one launch does both gates of a block, and libdevice's
+tanh differs from ATen's in 254 of the 65,536 bf16 values.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -8,23 +14,23 @@ import triton
 import triton.language as tl
 
 from .errors import KernelDeclined
-from .numerics import round_bf16, rsqrt, to_bf16, to_fp32
-from .row_reduction import LANES, TILE, add_squares, fold_lanes, tile_columns
+from .launch import Launch
+from .numerics import round_bf16, to_bf16, to_fp32
+from .row_reduction import LANES, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
 from .rows import (
     ROWS_PER_PROGRAM,
     broadcast_strides,
     decline_modulation,
     decline_rows,
     decline_weight,
-    launch,
 )
 
 
 def rms_norm_gate_reference(
     x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """The chain as both hosts write it: tanh, norm, product and sum are each rounded to bf16."""
-    return x + torch.tanh(gate) * F.rms_norm(branch, weight.shape, weight, eps)
+    """The chain as both hosts write it: norm, product and sum are each rounded to bf16."""
+    return x + gate * F.rms_norm(branch, weight.shape, weight, eps)
 
 
 def decline(x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float) -> str | None:
@@ -60,9 +66,9 @@ def _rms_norm_gate_kernel(
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
     valid = row < rows
-    x_ptr += (row // tokens) * x_batch_stride + (row % tokens) * x_token_stride
-    branch_ptr += (row // tokens) * branch_batch_stride + (row % tokens) * branch_token_stride
-    gate_ptr += (row // tokens) * gate_batch_stride + (row % tokens) * gate_token_stride
+    x_ptr += row_offset(row, tokens, x_batch_stride, x_token_stride)
+    branch_ptr += row_offset(row, tokens, branch_batch_stride, branch_token_stride)
+    gate_ptr += row_offset(row, tokens, gate_batch_stride, gate_token_stride)
     out_ptr += row * N
     columns = tile_columns()
 
@@ -71,13 +77,14 @@ def _rms_norm_gate_kernel(
     residuals = ()
     for start in tl.static_range(0, N, TILE):
         inside = valid & (start + columns < N) if start + TILE > N else valid
-        tile = tl.load(branch_ptr + start + columns, mask=inside, other=0.0)
+        # Read once, so both may leave the cache first: weight and gate stay in it for the next row.
+        tile = tl.load(branch_ptr + start + columns, mask=inside, other=0.0, eviction_policy="evict_first")
         total = add_squares(total, to_fp32(tile), ROWS)
         tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
         # Asked for here, the residual is on its way while the squares are added up.
-        residual = tl.load(x_ptr + start + columns, mask=inside, other=0.0)
+        residual = tl.load(x_ptr + start + columns, mask=inside, other=0.0, eviction_policy="evict_first")
         residuals = residuals + (residual,)  # type: ignore[assignment]  # noqa: RUF005
-    rstd = rsqrt(tl.div_rn(fold_lanes(total, ROWS), N * 1.0) + eps)[:, None, None]
+    rstd = reciprocal_rms(total, eps, N, ROWS)
 
     for start in tl.static_range(0, N, TILE):
         inside = valid & (start + columns < N) if start + TILE > N else valid
@@ -88,50 +95,38 @@ def _rms_norm_gate_kernel(
         tl.store(out_ptr + start + columns, to_bf16(x + round_bf16(gate * normed)), mask=inside)
 
 
-def launch_rms_norm_gate(
+def prepare(
     x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float
-) -> torch.Tensor:
-    """`rms_norm_gate` without its checks, for callers that have made them."""
+) -> Callable[..., torch.Tensor]:
+    """Checks arguments; what it returns is `rms_norm_gate` for arguments of their form, without checks."""
+    if reason := decline(x, branch, weight, gate, eps):
+        raise KernelDeclined(reason)
     batch, tokens, hidden = x.shape
-    # tanh stays ATen's: the gate is one row, libdevice's tanh differs from ATen's in 254 of the 65,536 bf16 values,
-    # and whatever instruction a later ATen takes, this cannot differ from it.
-    gate = torch.tanh(gate)
-    out = torch.empty((batch, tokens, hidden), dtype=x.dtype, device=x.device)
     rows = batch * tokens
-    launch(
-        _rms_norm_gate_kernel,
-        triton.cdiv(rows, ROWS_PER_PROGRAM),
-        x,
-        x,
-        branch,
-        weight,
-        gate,
-        out,
-        rows,
-        tokens,
-        x.stride(0),
-        x.stride(1),
-        branch.stride(0),
-        branch.stride(1),
-        *broadcast_strides(gate),
-        eps,
-        N=hidden,
-        ROWS=ROWS_PER_PROGRAM,
-        num_warps=4,
-    )
-    return out
+    strides = (x.stride(0), x.stride(1), branch.stride(0), branch.stride(1), *broadcast_strides(gate))
+    constants = hidden, ROWS_PER_PROGRAM
+    launch = Launch(_rms_norm_gate_kernel, triton.cdiv(rows, ROWS_PER_PROGRAM), x.device, constants, num_warps=4)
+
+    def run(
+        x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        launch(x, branch, weight, gate, out, rows, tokens, *strides, eps)
+        return out
+
+    return run
 
 
 def rms_norm_gate(
     x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """bf16(x + bf16(bf16(tanh(gate)) * bf16(RMSNorm(branch; weight, eps)))), statistics in fp32 in ATen's order.
+    """bf16(x + bf16(gate * bf16(RMSNorm(branch; weight, eps)))), statistics in fp32 in ATen's order.
 
     Args:
         x: the residual, [B, T, D] bf16; batch and token strides are free, D a multiple of 4 and at most 8192.
         branch: output of attention or of the feed-forward, like `x`.
         weight: [D] bf16.
-        gate: [1 or B, 1 or T, D] bf16, before tanh; may be a strided `chunk` of the modulation.
+        gate: [1 or B, 1 or T, D] bf16, behind tanh; may be a strided `chunk` of the modulation.
         eps: added to the mean square.
 
     Returns:
@@ -140,9 +135,7 @@ def rms_norm_gate(
     Raises:
         KernelDeclined: the arguments are outside the above; the message says which and why.
     """
-    if reason := decline(x, branch, weight, gate, eps):
-        raise KernelDeclined(reason)
-    return launch_rms_norm_gate(x, branch, weight, gate, eps)
+    return prepare(x, branch, weight, gate, eps)(x, branch, weight, gate, eps)
 
 
 @torch.library.custom_op("ideogram4_fusion::rms_norm_gate", mutates_args=())

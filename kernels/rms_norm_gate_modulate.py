@@ -1,27 +1,29 @@
 """The gate behind attention and the modulated norm in front of the feed-forward, in one pass over the row.
 
-x' = x + tanh(gate) * RMSNorm(branch), h = RMSNorm(x') * (1 + scale): x' is read back from registers, not from memory.
+x' = x + gate * RMSNorm(branch), h = RMSNorm(x') * (1 + scale): x' is read back from registers, not from memory.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import triton
 import triton.language as tl
 
 from .errors import KernelDeclined
-from .numerics import round_bf16, rsqrt, store_rounded, to_bf16, to_fp32
+from .launch import Launch
+from .numerics import round_bf16, store_rounded, to_bf16, to_fp32
 from .rms_norm_gate import decline as decline_gate
 from .rms_norm_gate import rms_norm_gate_reference
 from .rms_norm_modulate import rms_norm_modulate_reference
-from .row_reduction import LANES, TILE, add_squares, fold_lanes, tile_columns
+from .row_reduction import LANES, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
 from .rows import (
     ROWS_PER_PROGRAM,
     broadcast_strides,
     decline_modulation,
     decline_out_dtype,
     decline_weight,
-    launch,
 )
 
 
@@ -88,10 +90,10 @@ def _rms_norm_gate_modulate_kernel(
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
     valid = row < rows
-    x_ptr += (row // tokens) * x_batch_stride + (row % tokens) * x_token_stride
-    branch_ptr += (row // tokens) * branch_batch_stride + (row % tokens) * branch_token_stride
-    gate_ptr += (row // tokens) * gate_batch_stride + (row % tokens) * gate_token_stride
-    scale_ptr += (row // tokens) * scale_batch_stride + (row % tokens) * scale_token_stride
+    x_ptr += row_offset(row, tokens, x_batch_stride, x_token_stride)
+    branch_ptr += row_offset(row, tokens, branch_batch_stride, branch_token_stride)
+    gate_ptr += row_offset(row, tokens, gate_batch_stride, gate_token_stride)
+    scale_ptr += row_offset(row, tokens, scale_batch_stride, scale_token_stride)
     gated_ptr += row * N
     out_ptr += row * N
     columns = tile_columns()
@@ -101,13 +103,14 @@ def _rms_norm_gate_modulate_kernel(
     residuals = ()
     for start in tl.static_range(0, N, TILE):
         inside = valid & (start + columns < N) if start + TILE > N else valid
-        tile = tl.load(branch_ptr + start + columns, mask=inside, other=0.0)
+        # Read once, so both may leave the cache first: what modulates stays in it for the next row.
+        tile = tl.load(branch_ptr + start + columns, mask=inside, other=0.0, eviction_policy="evict_first")
         total = add_squares(total, to_fp32(tile), ROWS)
         tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
         # Asked for here, the residual is on its way while the squares are added up.
-        residual = tl.load(x_ptr + start + columns, mask=inside, other=0.0)
+        residual = tl.load(x_ptr + start + columns, mask=inside, other=0.0, eviction_policy="evict_first")
         residuals = residuals + (residual,)  # type: ignore[assignment]  # noqa: RUF005
-    rstd = rsqrt(tl.div_rn(fold_lanes(total, ROWS), N * 1.0) + eps)[:, None, None]
+    rstd = reciprocal_rms(total, eps, N, ROWS)
 
     total = tl.zeros([ROWS, LANES], dtype=tl.float32)
     gated_tiles = ()
@@ -121,7 +124,7 @@ def _rms_norm_gate_modulate_kernel(
         tl.store(gated_ptr + start + columns, gated, mask=inside)
         total = add_squares(total, to_fp32(gated), ROWS)
         gated_tiles = gated_tiles + (gated,)  # type: ignore[assignment]  # noqa: RUF005
-    rstd = rsqrt(tl.div_rn(fold_lanes(total, ROWS), N * 1.0) + next_eps)[:, None, None]
+    rstd = reciprocal_rms(total, next_eps, N, ROWS)
 
     for start in tl.static_range(0, N, TILE):
         inside = valid & (start + columns < N) if start + TILE > N else valid
@@ -131,7 +134,7 @@ def _rms_norm_gate_modulate_kernel(
         store_rounded(out_ptr + start + columns, normed * round_bf16(1.0 + scale), inside)
 
 
-def launch_rms_norm_gate_modulate(
+def prepare(
     x: torch.Tensor,
     branch: torch.Tensor,
     weight: torch.Tensor,
@@ -141,40 +144,38 @@ def launch_rms_norm_gate_modulate(
     eps: float,
     next_eps: float,
     out_dtype: torch.dtype = torch.bfloat16,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rms_norm_gate_modulate` without its checks, for callers that have made them."""
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Checks arguments; what it returns is `rms_norm_gate_modulate` for arguments of their form, without checks."""
+    if reason := decline(x, branch, weight, gate, next_weight, scale, eps, next_eps, out_dtype):
+        raise KernelDeclined(reason)
     batch, tokens, hidden = x.shape
-    gate = torch.tanh(gate)  # ATen's own, as in rms_norm_gate
-    gated = torch.empty((batch, tokens, hidden), dtype=x.dtype, device=x.device)
-    out = torch.empty((batch, tokens, hidden), dtype=out_dtype, device=x.device)
     rows = batch * tokens
-    launch(
-        _rms_norm_gate_modulate_kernel,
-        triton.cdiv(rows, ROWS_PER_PROGRAM),
-        x,
-        x,
-        branch,
-        weight,
-        gate,
-        next_weight,
-        scale,
-        gated,
-        out,
-        rows,
-        tokens,
-        x.stride(0),
-        x.stride(1),
-        branch.stride(0),
-        branch.stride(1),
+    strides = (
+        *(x.stride(0), x.stride(1), branch.stride(0), branch.stride(1)),
         *broadcast_strides(gate),
         *broadcast_strides(scale),
-        eps,
-        next_eps,
-        N=hidden,
-        ROWS=ROWS_PER_PROGRAM,
-        num_warps=4,
     )
-    return gated, out
+    constants = hidden, ROWS_PER_PROGRAM
+    programs = triton.cdiv(rows, ROWS_PER_PROGRAM)
+    launch = Launch(_rms_norm_gate_modulate_kernel, programs, x.device, constants, num_warps=4)
+
+    def run(
+        x: torch.Tensor,
+        branch: torch.Tensor,
+        weight: torch.Tensor,
+        gate: torch.Tensor,
+        next_weight: torch.Tensor,
+        scale: torch.Tensor,
+        eps: float,
+        next_eps: float,
+        dtype: torch.dtype = out_dtype,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        gated = torch.empty_like(x, memory_format=torch.contiguous_format)
+        out = torch.empty_like(gated, dtype=dtype)
+        launch(x, branch, weight, gate, next_weight, scale, gated, out, rows, tokens, *strides, eps, next_eps)
+        return gated, out
+
+    return run
 
 
 def rms_norm_gate_modulate(
@@ -194,7 +195,7 @@ def rms_norm_gate_modulate(
         x: the residual, [B, T, D] bf16; batch and token strides are free, D a multiple of 4 and at most 8192.
         branch: output of attention, like `x`.
         weight: [D] bf16, of the norm behind attention.
-        gate: [1 or B, 1 or T, D] bf16, before tanh; may be a strided `chunk` of the modulation.
+        gate: [1 or B, 1 or T, D] bf16, behind tanh; may be a strided `chunk` of the modulation.
         next_weight: [D] bf16, of the norm in front of the feed-forward.
         scale: like `gate`, before 1 is added.
         eps: added to the mean square of `branch`.
@@ -209,9 +210,7 @@ def rms_norm_gate_modulate(
         KernelDeclined: the arguments are outside the above; the message says which and why.
     """
     arguments = (x, branch, weight, gate, next_weight, scale, eps, next_eps, out_dtype)
-    if reason := decline(*arguments):
-        raise KernelDeclined(reason)
-    return launch_rms_norm_gate_modulate(*arguments)
+    return prepare(*arguments)(*arguments)
 
 
 @torch.library.custom_op("ideogram4_fusion::rms_norm_gate_modulate", mutates_args=())

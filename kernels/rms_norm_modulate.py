@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from .errors import KernelDeclined
-from .numerics import round_bf16, rsqrt, store_rounded, to_fp32
-from .quantise import quantise
-from .row_reduction import LANES, TILE, add_squares, fold_lanes, tile_columns
+from .launch import Launch
+from .numerics import round_bf16, store_rounded, to_fp32
+from .quantise import quantise_reference
+from .row_reduction import LANES, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
 from .rows import (
     ROWS_PER_PROGRAM,
     broadcast_strides,
@@ -18,7 +21,6 @@ from .rows import (
     decline_out_dtype,
     decline_rows,
     decline_weight,
-    launch,
 )
 
 
@@ -26,7 +28,7 @@ def rms_norm_modulate_reference(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, out_dtype: torch.dtype = torch.bfloat16
 ) -> torch.Tensor:
     """The chain as both hosts write it: three tensors rounded to bf16, the norm, 1 + scale and the product."""
-    return quantise(F.rms_norm(x, weight.shape, weight, eps) * (1.0 + scale), out_dtype)
+    return quantise_reference(F.rms_norm(x, weight.shape, weight, eps) * (1.0 + scale), out_dtype)
 
 
 def decline(
@@ -59,8 +61,8 @@ def _rms_norm_modulate_kernel(
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
     valid = row < rows
-    x_ptr += (row // tokens) * x_batch_stride + (row % tokens) * x_token_stride
-    scale_ptr += (row // tokens) * scale_batch_stride + (row % tokens) * scale_token_stride
+    x_ptr += row_offset(row, tokens, x_batch_stride, x_token_stride)
+    scale_ptr += row_offset(row, tokens, scale_batch_stride, scale_token_stride)
     out_ptr += row * N
     columns = tile_columns()
 
@@ -68,10 +70,12 @@ def _rms_norm_modulate_kernel(
     tiles = ()
     for start in tl.static_range(0, N, TILE):
         inside = valid & (start + columns < N) if start + TILE > N else valid
-        tile = tl.load(x_ptr + start + columns, mask=inside, other=0.0)
+        # Read once, so it may leave the cache first: weight and scale stay in it for the next row (24.6 -> 23.4 us for
+        # 4352 tokens on an H200, 19.1 -> 17.4 us where fp8 is written).
+        tile = tl.load(x_ptr + start + columns, mask=inside, other=0.0, eviction_policy="evict_first")
         total = add_squares(total, to_fp32(tile), ROWS)
         tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
-    rstd = rsqrt(tl.div_rn(fold_lanes(total, ROWS), N * 1.0) + eps)[:, None, None]
+    rstd = reciprocal_rms(total, eps, N, ROWS)
 
     for start in tl.static_range(0, N, TILE):
         inside = valid & (start + columns < N) if start + TILE > N else valid
@@ -81,32 +85,26 @@ def _rms_norm_modulate_kernel(
         store_rounded(out_ptr + start + columns, normed * round_bf16(1.0 + scale), inside)
 
 
-def launch_rms_norm_modulate(
+def prepare(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, out_dtype: torch.dtype = torch.bfloat16
-) -> torch.Tensor:
-    """`rms_norm_modulate` without its checks, for callers that have made them."""
+) -> Callable[..., torch.Tensor]:
+    """Checks arguments; what it returns is `rms_norm_modulate` for arguments of their form, without checks."""
+    if reason := decline(x, weight, scale, eps, out_dtype):
+        raise KernelDeclined(reason)
     batch, tokens, hidden = x.shape
-    out = torch.empty((batch, tokens, hidden), dtype=out_dtype, device=x.device)
     rows = batch * tokens
-    launch(
-        _rms_norm_modulate_kernel,
-        triton.cdiv(rows, ROWS_PER_PROGRAM),
-        x,
-        x,
-        weight,
-        scale,
-        out,
-        rows,
-        tokens,
-        x.stride(0),
-        x.stride(1),
-        *broadcast_strides(scale),
-        eps,
-        N=hidden,
-        ROWS=ROWS_PER_PROGRAM,
-        num_warps=4,
-    )
-    return out
+    strides = (x.stride(0), x.stride(1), *broadcast_strides(scale))
+    constants = hidden, ROWS_PER_PROGRAM
+    launch = Launch(_rms_norm_modulate_kernel, triton.cdiv(rows, ROWS_PER_PROGRAM), x.device, constants, num_warps=4)
+
+    def run(
+        x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, dtype: torch.dtype = out_dtype
+    ) -> torch.Tensor:
+        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+        launch(x, weight, scale, out, rows, tokens, *strides, eps)
+        return out
+
+    return run
 
 
 def rms_norm_modulate(
@@ -127,9 +125,7 @@ def rms_norm_modulate(
     Raises:
         KernelDeclined: the arguments are outside the above; the message says which and why.
     """
-    if reason := decline(x, weight, scale, eps, out_dtype):
-        raise KernelDeclined(reason)
-    return launch_rms_norm_modulate(x, weight, scale, eps, out_dtype)
+    return prepare(x, weight, scale, eps, out_dtype)(x, weight, scale, eps)
 
 
 @torch.library.custom_op("ideogram4_fusion::rms_norm_modulate", mutates_args=())

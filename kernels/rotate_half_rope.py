@@ -5,13 +5,16 @@ Hosts whose rotary embedding rounds elsewhere (fp32 tables with one final roundi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 
 from .errors import KernelDeclined
+from .launch import Launch
 from .numerics import round_bf16, to_bf16, to_fp32
-from .rows import decline_tensor, interpreted, launch
+from .rows import decline_tensor, interpreted
 
 # Heads of one token lie side by side: 8 rows of 256 make 4 KB, one program's worth of reads at 4 warps.
 ROWS = 2048 if interpreted() else 8
@@ -76,33 +79,22 @@ def _rotate_half_rope_kernel(
     tl.store(out_ptr + HALF, to_bf16(round_bf16(upper * upper_cos) + round_bf16(lower * upper_sin)), mask=inside)
 
 
-def launch_rotate_half_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """`rotate_half_rope` without its checks, for callers that have made them."""
+def prepare(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Checks arguments; what it returns is `rotate_half_rope` for arguments of their form, without checks."""
+    if reason := decline(x, cos, sin):
+        raise KernelDeclined(reason)
     batch, tokens, heads, size = x.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows = batch * tokens * heads
-    launch(
-        _rotate_half_rope_kernel,
-        triton.cdiv(rows, ROWS),
-        x,
-        x,
-        cos,
-        sin,
-        out,
-        rows,
-        tokens,
-        heads,
-        x.stride(0),
-        x.stride(1),
-        x.stride(2),
-        cos.stride(0) if cos.shape[0] > 1 else 0,
-        cos.stride(1),
-        HALF=size // 2,
-        PADDED=triton.next_power_of_2(size // 2),
-        ROWS=ROWS,
-        num_warps=4,
-    )
-    return out
+    strides = (x.stride(0), x.stride(1), x.stride(2), cos.stride(0) if cos.shape[0] > 1 else 0, cos.stride(1))
+    constants = size // 2, triton.next_power_of_2(size // 2), ROWS
+    launch = Launch(_rotate_half_rope_kernel, triton.cdiv(rows, ROWS), x.device, constants, num_warps=4)
+
+    def run(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        launch(x, cos, sin, out, rows, tokens, heads, *strides)
+        return out
+
+    return run
 
 
 def rotate_half_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -119,9 +111,7 @@ def rotate_half_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
     Raises:
         KernelDeclined: the arguments are outside the above; the message says which and why.
     """
-    if reason := decline(x, cos, sin):
-        raise KernelDeclined(reason)
-    return launch_rotate_half_rope(x, cos, sin)
+    return prepare(x, cos, sin)(x, cos, sin)
 
 
 @torch.library.custom_op("ideogram4_fusion::rotate_half_rope", mutates_args=())

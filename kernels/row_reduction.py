@@ -14,6 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .numerics import rsqrt
+
 LANES = tl.constexpr(128)
 VECTOR = tl.constexpr(4)
 TILE = tl.constexpr(512)  # LANES * VECTOR
@@ -52,3 +54,15 @@ def fold_lanes(total, ROWS: tl.constexpr):
     v = tl.sum(v, axis=3)  # neighbours
     v = tl.sum(v, axis=1)  # warps 0 + 2 and 1 + 3
     return tl.sum(v, axis=1)
+
+
+@triton.jit
+def reciprocal_rms(total, eps, N: tl.constexpr, ROWS: tl.constexpr):
+    """1 / sqrt(mean square + eps) out of a row's running totals: [ROWS, LANES] -> [ROWS, 1, 1]."""
+    return rsqrt(tl.div_rn(fold_lanes(total, ROWS), N * 1.0) + eps)[:, None, None]
+
+
+@triton.jit
+def row_offset(row, tokens, batch_stride, token_stride):
+    """Where row number `row` of [B, T, D] begins; a stride is 0 where the tensor is broadcast."""
+    return (row // tokens) * batch_stride + (row % tokens) * token_stride

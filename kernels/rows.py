@@ -1,10 +1,8 @@
-"""What the row-wise launchers share: which tensors they take, rows per program, the device of a launch."""
+"""What the row-wise kernels share: which tensors they take, and rows per program."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from typing import Any
 
 import torch
 
@@ -97,22 +95,3 @@ def decline_out_dtype(dtype: torch.dtype, x: torch.Tensor) -> str | None:
 def broadcast_strides(m: torch.Tensor) -> tuple[int, int]:
     """Strides of `m` [1 or B, 1 or T, D] over batch and tokens, 0 where it is broadcast."""
     return (m.stride(0) if m.shape[0] > 1 else 0), (m.stride(1) if m.shape[1] > 1 else 0)
-
-
-def on_device(x: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Makes the device of `x` current: Triton launches on the current one, and a second GPU's tensors would fault."""
-    if not x.is_cuda or x.device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
-    return torch.cuda.device(x.device)
-
-
-def launch(kernel: Any, programs: int, x: torch.Tensor, *args: object, **meta: object) -> None:
-    """Launches `kernel` on a 1-D grid beside `x`; nothing to do for zero programs.
-
-    `enable_fp_fusion=False` because a bf16 product that is rounded before it is added must not contract into one
-    multiply-add: with it, 10 % of the gate's outputs changed.
-    """
-    if programs == 0:
-        return
-    with on_device(x):
-        kernel[(programs,)](*args, **meta, enable_fp_fusion=False)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from .errors import KernelDeclined
+from .launch import Launch
 from .numerics import round_bf16, silu, store_rounded, to_fp32
-from .quantise import quantise
-from .rows import decline_out_dtype, decline_tensor, interpreted, launch
+from .quantise import quantise_reference
+from .rows import decline_out_dtype, decline_tensor, interpreted
 
 # 2048 elements at 4 warps: 80 us for 4352 tokens on an H200, where 8 warps took 88, and 1024 elements 86.
 # The interpreter pays per program.
@@ -19,7 +22,7 @@ BLOCK = 1 << 18 if interpreted() else 2048
 
 def silu_mul_reference(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """The chain as both hosts write it: silu is rounded to bf16, then the product."""
-    return quantise(F.silu(a) * b, out_dtype)
+    return quantise_reference(F.silu(a) * b, out_dtype)
 
 
 def decline(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> str | None:
@@ -40,12 +43,19 @@ def _silu_mul_kernel(a_ptr, b_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     store_rounded(out_ptr + offsets, round_bf16(silu(a)) * b, inside)
 
 
-def launch_silu_mul(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """`silu_mul` without its checks, for callers that have made them."""
-    out = torch.empty_like(a, dtype=out_dtype)
+def prepare(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> Callable[..., torch.Tensor]:
+    """Checks arguments; what it returns is `silu_mul` for arguments of their form, without checks."""
+    if reason := decline(a, b, out_dtype):
+        raise KernelDeclined(reason)
     elements = a.numel()
-    launch(_silu_mul_kernel, triton.cdiv(elements, BLOCK), a, a, b, out, elements, BLOCK=BLOCK, num_warps=4)
-    return out
+    launch = Launch(_silu_mul_kernel, triton.cdiv(elements, BLOCK), a.device, (BLOCK,), num_warps=4)
+
+    def run(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = out_dtype) -> torch.Tensor:
+        out = torch.empty_like(a, dtype=dtype)
+        launch(a, b, out, elements)
+        return out
+
+    return run
 
 
 def silu_mul(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -62,9 +72,7 @@ def silu_mul(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bf
     Raises:
         KernelDeclined: the arguments are outside the above; the message says which and why.
     """
-    if reason := decline(a, b, out_dtype):
-        raise KernelDeclined(reason)
-    return launch_silu_mul(a, b, out_dtype)
+    return prepare(a, b, out_dtype)(a, b)
 
 
 @torch.library.custom_op("ideogram4_fusion::silu_mul", mutates_args=())

@@ -169,19 +169,20 @@ def test_lossless_equals_stock_through_the_whole_pipeline(
 def test_kernels_run_after_the_warm_up_and_only_then(
     models: Models, conditioning: Conditioning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ideogram4_fusion.kernels import silu_mul
+    from ideogram4_fusion.kernels.launch import Launch
+    from ideogram4_fusion.kernels.silu_mul import _silu_mul_kernel
 
     launches = 0
-    launch = silu_mul.launch
+    stock = Launch.__call__
 
-    def counted(*args: Any, **meta: Any) -> None:
+    def counted(launch: Launch, *args: Any) -> None:
         nonlocal launches
-        launches += 1
-        launch(*args, **meta)
+        launches += launch._kernel is _silu_mul_kernel
+        stock(launch, *args)
 
     renderer = Renderer(models, conditioning, short(), HIGH)
     renderer.warm_up()
-    monkeypatch.setattr(silu_mul, "launch", counted)
+    monkeypatch.setattr(Launch, "__call__", counted)
     renderer.render()
     assert launches == 2 * 3  # in every block and step
     Renderer(models, conditioning, short(), "off").render()

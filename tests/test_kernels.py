@@ -161,17 +161,6 @@ def test_silu_of_every_bf16_value() -> None:
     assert_equal(ours[~both_nan], reference[~both_nan])
 
 
-def test_tanh_of_every_bf16_value() -> None:
-    """The gate of every value, over a residual of zero and a normed branch of one."""
-    gate = every_bf16().view(-1, 1, 8)
-    one = torch.ones(gate.shape, dtype=torch.bfloat16, device=DEVICE)
-    args = (torch.zeros_like(one), one, one[0, 0], gate, 0.0)
-    ours, reference = rms_norm_gate.rms_norm_gate(*args), rms_norm_gate.rms_norm_gate_reference(*args)
-    both_nan = ours.isnan() & reference.isnan()
-    assert int(both_nan.sum()) < 300
-    assert_equal(ours[~both_nan], reference[~both_nan])
-
-
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1237), (2, 5, 12288), (1, 257, 1024)], ids=str)
 def test_silu_mul(shape: tuple[int, ...], out_dtype: torch.dtype) -> None:
@@ -198,16 +187,17 @@ def rotations(batch: int, tokens: int, size: int) -> torch.Tensor:
     return matrix.unflatten(-1, (2, 2)).to(DEVICE)
 
 
-@pytest.mark.parametrize("shape", [(1, 33, 18, 256), (2, 17, 4, 64), (3, 5, 3, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 33, 18, 256), (2, 17, 4, 64), (3, 5, 7, 128)], ids=str)
 @pytest.mark.parametrize("tables", [1, None], ids=["shared tables", "tables an image"])
 def test_norm_rope(shape: tuple[int, int, int, int], tables: int | None) -> None:
     batch, tokens, heads, size = shape
-    x = random(batch, tokens, 3, heads, size, scale=2.0).unbind(dim=2)[1]
-    args = (x, random(size), rotations(tables or batch, tokens, size), EPS)
+    q, k, _ = random(batch, tokens, 3, heads, size, scale=2.0).unbind(dim=2)
+    args = (q, k, random(size), random(size, seed=1), rotations(tables or batch, tokens, size), EPS)
     ours, reference = rms_norm_rope.rms_norm_rope(*args), rms_norm_rope.rms_norm_rope_reference(*args)
     # The interpreter's multiply-add rounds twice, and its rsqrt is another than PyTorch's: both move a rounding now
     # and then.
-    assert_equal(ours, reference, summed=True)
+    for mine, theirs in zip(ours, reference, strict=True):
+        assert_equal(mine, theirs, summed=True)
 
 
 def test_rounding_ties_and_edges_in_the_kernels_own_way() -> None:
@@ -284,7 +274,7 @@ def test_custom_op_matches_the_launcher_and_its_fake(name: str) -> None:
         "rms_norm_modulate": (x, weight, m, EPS),
         "rms_norm_gate": (x, x, weight, m, EPS),
         "rms_norm_gate_modulate": (x, x, weight, m, weight, m, EPS, EPS),
-        "rms_norm_rope": (x.reshape(2, 5, 1, 64), weight, rotations(2, 5, 64), EPS),
+        "rms_norm_rope": (*[x.reshape(2, 5, 1, 64)] * 2, weight, weight, rotations(2, 5, 64), EPS),
         "silu_mul": (x, x),
         "rotate_half_rope": (x.view(2, 5, 4, 16), random(2, 5, 16), random(2, 5, 16, seed=1)),
     }[name]

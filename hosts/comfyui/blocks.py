@@ -17,10 +17,10 @@ from torch import nn
 
 from ...fusion.chains import ROPE, Chain
 from ...fusion.emission import Emitted, run_linear
-from ...fusion.host import AttentionForm, Host
+from ...fusion.host import AttentionForm, Host, Spare
 from .fp8 import EMISSION
 
-Rope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+Rope = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class _NormWeight(comfy.ops.CastBiasWeightContext):
@@ -42,6 +42,7 @@ def _norm_weight(norm: nn.RMSNorm, x: torch.Tensor) -> _NormWeight:
 def _attention_forward(
     attention: Any,
     rope: Rope,
+    spare: Spare,
     x: torch.Tensor | Emitted,
     attn_mask: torch.Tensor | None,
     freqs_cis: torch.Tensor,
@@ -49,11 +50,9 @@ def _attention_forward(
 ) -> torch.Tensor:
     qkv = run_linear(attention.qkv, x).unflatten(-1, (3, attention.num_heads, attention.head_dim))
     q, k, v = qkv.unbind(dim=2)
-    # One epsilon for both, as core passes it.
-    with _norm_weight(attention.norm_q, q) as weight:
-        q = rope(q, weight, freqs_cis, attention.norm_q.eps)
-    with _norm_weight(attention.norm_k, k) as weight:
-        k = rope(k, weight, freqs_cis, attention.norm_q.eps)
+    with _norm_weight(attention.norm_q, q) as q_weight, _norm_weight(attention.norm_k, k) as k_weight:
+        # One epsilon for both, as core passes it.
+        q, k = rope(q, k, q_weight, k_weight, freqs_cis, attention.norm_q.eps)
     # By their names in core's module, so that whatever replaced them there is heeded. Newer cores put q, k
     # and v into containers, and attention has a preference of its own.
     core = sys.modules[type(attention).__module__]
@@ -69,8 +68,7 @@ def _attention_forward(
         transformer_options={} if transformer_options is None else transformer_options,
         **preference,
     )
-    projected: torch.Tensor = attention.o(out)
-    return projected
+    return run_linear(attention.o, spare(attention.o, out))
 
 
 def _as_it_is(x: torch.Tensor) -> torch.Tensor:
@@ -87,12 +85,22 @@ def _takes(arguments: Mapping[str, Any]) -> bool:
 
 def _rope() -> Chain:
     from ...kernels import rms_norm_rope
+    from ...kernels.launch import Prepared
 
-    def stock(x: torch.Tensor, weight: torch.Tensor, freqs: torch.Tensor, eps: float) -> torch.Tensor:
-        rotated: torch.Tensor = comfy.quant_ops.ck.rms_rope_split_half1(x, freqs, weight, eps)
+    def stock(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        q_weight: torch.Tensor,
+        k_weight: torch.Tensor,
+        freqs: torch.Tensor,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rotated: tuple[torch.Tensor, torch.Tensor] = comfy.quant_ops.ck.rms_rope_split_half(
+            q, k, freqs, q_weight, k_weight, eps
+        )
         return rotated
 
-    return Chain(ROPE, stock, rms_norm_rope.launch_rms_norm_rope, rms_norm_rope.decline, rms_norm_rope.inexact_rotation)
+    return Chain(ROPE, stock, Prepared(rms_norm_rope.prepare), rms_norm_rope.inexact_rotation)
 
 
 HOST = Host("ComfyUI", _norm_weight, AttentionForm(_attention_forward, _stands_for, _rope, _takes), EMISSION)

@@ -15,7 +15,7 @@ from diffusers.models.transformers.transformer_ideogram4 import Ideogram4AttnPro
 from torch import nn
 
 from ...fusion.chains import ROPE, Chain
-from ...fusion.host import AttentionForm, Host
+from ...fusion.host import AttentionForm, Host, Spare
 
 
 def _norm_weight(norm: nn.RMSNorm, x: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
@@ -25,6 +25,7 @@ def _norm_weight(norm: nn.RMSNorm, x: torch.Tensor) -> AbstractContextManager[to
 def _attention_forward(
     attention: Any,
     rope: Callable[..., torch.Tensor],
+    spare: Spare,
     hidden_states: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
     image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
@@ -52,13 +53,9 @@ def _stands_for(attention: nn.Module) -> bool:
 
 def _rope() -> Chain:
     from ...kernels import rotate_half_rope
+    from ...kernels.launch import Prepared
 
-    return Chain(
-        ROPE,
-        rotate_half_rope.rotate_half_rope_reference,
-        rotate_half_rope.launch_rotate_half_rope,
-        rotate_half_rope.decline,
-    )
+    return Chain(ROPE, rotate_half_rope.rotate_half_rope_reference, Prepared(rotate_half_rope.prepare))
 
 
 HOST = Host("diffusers", _norm_weight, AttentionForm(_attention_forward, _stands_for, _rope))

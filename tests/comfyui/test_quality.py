@@ -49,7 +49,7 @@ def exact_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ideogram4_fusion.fusion.fusion, "load_chains", lambda: eager)
         assert HOST.attention is not None
         rope = HOST.attention.rope()
-        stock = dataclasses.replace(rope, fused=rope.eager, decline=lambda *_: None, inexact=lambda device: None)
+        stock = dataclasses.replace(rope, fused=rope.eager, inexact=lambda device: None)
         form = dataclasses.replace(HOST.attention, rope=lambda: stock)
         host = dataclasses.replace(HOST, attention=form)
         monkeypatch.setattr(ideogram4_fusion.hosts.comfyui.quality, "HOST", host)
