@@ -1,6 +1,7 @@
 """Sets the fusion quality of a MODEL: a clone with a wrapper that mounts kernels for the length of one model call.
 
-The keyed APPLY_MODEL wrapper is core's own way to change a model for a call (its torch.compile helper uses it too):
+Another one spares each step the copy of the text features (`text_features.py`), which is exact at either quality. The
+keyed APPLY_MODEL wrapper is core's own way to change a model for a call (its torch.compile helper uses it too):
 nothing stays on the shared modules, the model that runs is found from the call itself, and clones, LoRA and
 multi-GPU copies are left alone.
 """
@@ -19,6 +20,7 @@ from torch import nn
 from ...fusion.chains import GATE, MODULATE, SILU_MUL
 from ...fusion.fusion import OFF, QUALITIES, Fusion
 from .blocks import HOST
+from .text_features import TextFeaturesOnDevice
 
 KEY = "ideogram4_fusion"
 
@@ -72,13 +74,15 @@ def set_quality(
     if quality == OFF and fusion_of(model) is None:
         return model, "off: stock"
     fused = model.clone()
-    fused.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, KEY)
+    for kind in (WrappersMP.APPLY_MODEL, WrappersMP.SAMPLER_SAMPLE):
+        fused.remove_wrappers_with_key(kind, KEY)
     if quality == OFF:
         return fused, "off: stock"
     root = _root(model.model)
     fusion = Fusion(quality, HOST, torch.device(model.load_device), model.model.get_dtype_inference())
     fusion.self_test(root)
     fused.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, FusionWrapper(fusion, tell))
+    fused.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, TextFeaturesOnDevice(KEY))
     return fused, status(fused)
 
 

@@ -1,0 +1,57 @@
+"""Text features on the model's device, in its dtype, for the length of sampling.
+
+core leaves conditioning where the text encoder put it, in fp32 on the CPU, and converts and copies it anew in every
+step: 53,248 values a token. On an H200 the copy alone took 5.7 ms of a step with 256 tokens, and everything behind it
+waits, since a copy from pageable memory lets Python go on only once the GPU has caught up. The same conversion, done
+once before the first step, gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import comfy.model_management
+import torch
+from comfy.patcher_extension import WrappersMP
+
+CROSS_ATTENTION = "c_crossattn"
+
+# Whoever stands between the conditioning and the model may want it as core hands it on.
+_BETWEEN = (WrappersMP.CALC_COND_BATCH, WrappersMP.PREDICT_NOISE, WrappersMP.APPLY_MODEL)
+_BETWEEN_OPTIONS = ("model_function_wrapper", "sampler_calc_cond_batch_function", "multigpu_clones")
+
+
+class TextFeaturesOnDevice:
+    """core's SAMPLER_SAMPLE wrapper: `BaseModel._apply_model` then finds nothing left to convert.
+
+    Args:
+        key: of our own wrappers, which do not look at the conditioning.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __call__(self, executor: Any, guider: Any, sigmas: Any, extra_args: dict[str, Any], *args: Any) -> Any:
+        if not self._watched(extra_args.get("model_options", {})):
+            device, dtype = guider.model_patcher.load_device, guider.inner_model.get_dtype_inference()
+            guider.conds = {
+                name: None if conds is None else [_converted(cond, device, dtype) for cond in conds]
+                for name, conds in guider.conds.items()
+            }
+        return executor(guider, sigmas, extra_args, *args)
+
+    def _watched(self, model_options: Mapping[str, Any]) -> bool:
+        wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
+        others = (wrappers.get(kind, {}).keys() - {self._key} for kind in _BETWEEN)
+        return any(others) or any(model_options.get(name) is not None for name in _BETWEEN_OPTIONS)
+
+
+def _converted(cond: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """A copy of one conditioning, its text features as the model converts them; one with a ControlNet stays as it is."""
+    model_conds = cond.get("model_conds", {})
+    features = model_conds.get(CROSS_ATTENTION)
+    if features is None or not isinstance(features.cond, torch.Tensor) or cond.get("control") is not None:
+        return cond
+    converted = comfy.model_management.cast_to_device(features.cond, device, dtype)
+    return {**cond, "model_conds": {**model_conds, CROSS_ATTENTION: features._copy_with(converted)}}

@@ -1,0 +1,100 @@
+"""Text features converted once before the first step, where nobody stands between them and the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.model_base
+import pytest
+import torch
+from comfy.model_patcher import ModelPatcher
+from comfy.patcher_extension import WrappersMP
+from ideogram4_fusion.hosts.comfyui.quality import set_quality
+from ideogram4_fusion.hosts.comfyui.sampling import find_preset, make_guider, preset_sigmas, sample
+from ideogram4_fusion.tests.comfyui.models import conditioning, empty_latent, load, write_checkpoint
+
+PRESET = find_preset("INSTANT_8")
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelPatcher:
+    return load(write_checkpoint(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The text features that core's BaseModel is given, one a step."""
+    seen: list[torch.Tensor] = []
+    stock = comfy.model_base.BaseModel._apply_model
+
+    def apply(
+        self: Any, x: Any, t: Any, c_concat: Any = None, c_crossattn: Any = None, *args: Any, **named: Any
+    ) -> Any:
+        seen.append(c_crossattn)
+        return stock(self, x, t, c_concat, c_crossattn, *args, **named)
+
+    monkeypatch.setattr(comfy.model_base.BaseModel, "_apply_model", apply)
+    return seen
+
+
+def render(model: ModelPatcher, batch: int = 1, masked: bool = False) -> torch.Tensor:
+    latent = empty_latent(batch)
+    levels = preset_sigmas(model, latent, PRESET)
+    levels = torch.cat((levels[:STEPS], levels[-1:]))
+    guider = make_guider(model, conditioning(masked), PRESET, levels)
+    return sample(guider, levels, latent, seed=3)["samples"]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "mask"])
+def test_the_model_is_given_the_same_values_converted(
+    inference: None, model: ModelPatcher, given: list[torch.Tensor], batch: int, masked: bool
+) -> None:
+    render(model)  # the very first forward of a process may differ
+    given.clear()
+    stock = render(model, batch, masked)
+    before = list(given)
+    given.clear()
+    fused, _ = set_quality(model, "lossless")
+    assert torch.equal(render(fused, batch, masked), stock)
+    assert len(before) == len(given) == STEPS
+    device = torch.device(model.load_device)
+    for theirs, ours in zip(before, given, strict=True):
+        assert theirs.dtype == torch.float32 and theirs.device.type == "cpu"
+        assert ours.dtype == torch.bfloat16 and ours.device.type == device.type
+        assert torch.equal(theirs.to(device, torch.bfloat16), ours)
+
+
+def test_the_callers_conditioning_stays_as_it_is(inference: None, model: ModelPatcher) -> None:
+    fused, _ = set_quality(model, "high")
+    latent, positive = empty_latent(), conditioning()
+    levels = preset_sigmas(fused, latent, PRESET)[-2:]
+    sample(make_guider(fused, positive, PRESET, levels), levels, latent, seed=3)
+    assert positive[0][0].dtype == torch.float32 and positive[0][0].device.type == "cpu"
+
+
+@pytest.mark.parametrize("kind", [WrappersMP.CALC_COND_BATCH, WrappersMP.PREDICT_NOISE, WrappersMP.APPLY_MODEL])
+def test_another_packs_wrapper_sees_what_core_hands_on(
+    inference: None, model: ModelPatcher, given: list[torch.Tensor], kind: str
+) -> None:
+    fused, _ = set_quality(model, "lossless")
+    fused.add_wrapper_with_key(kind, "another pack", lambda executor, *args, **named: executor(*args, **named))
+    render(fused)
+    assert {features.dtype for features in given} == {torch.float32}
+
+
+def test_a_function_around_the_model_sees_what_core_hands_on(
+    inference: None, model: ModelPatcher, given: list[torch.Tensor]
+) -> None:
+    fused, _ = set_quality(model, "lossless")
+    fused.set_model_unet_function_wrapper(lambda apply, call: apply(call["input"], call["timestep"], **call["c"]))
+    render(fused)
+    assert {features.dtype for features in given} == {torch.float32}
+
+
+def test_off_leaves_it_to_core(inference: None, model: ModelPatcher, given: list[torch.Tensor]) -> None:
+    fused, _ = set_quality(model, "lossless")
+    off, _ = set_quality(fused, "off")
+    render(off)
+    assert {features.dtype for features in given} == {torch.float32}
