@@ -1,6 +1,8 @@
 # make demo   a comparison of two qualities, rendered headless: on the CPU with a tiny checkpoint, or
 #             make demo CHECKPOINT=folder PRESET=FAST_20 PROMPT='{...}' WIDTH=1024 HEIGHT=1024 SEED=0 on a GPU
 # make test   every test, the type checker and the linter; with a real ComfyUI where one is found
+# make bench  on an NVIDIA GPU: kernels, steps and generations into benchmarks/results/, and the README's tables; or
+#             make bench CHECKPOINT=folder with real weights: both subjects at both presets, each quality against stock
 # make format the formatter
 
 PYTHON ?= python3
@@ -9,7 +11,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PACKAGE_LINK := build/ideogram4_fusion
 
-.PHONY: demo test test-comfyui lint format clean
+.PHONY: demo test bench lint format clean
 .DELETE_ON_ERROR:
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -42,6 +44,12 @@ lint: $(INSTALLED) $(PACKAGE_LINK)
 test: lint
 	$(BIN)/python -m pytest -q --ignore tests/comfyui
 	PYTHON=$(BIN)/python sh tests/comfyui/run.sh
+
+# GENERATIONS, SIZE and QUALITIES make a trial short.
+bench: $(INSTALLED) $(PACKAGE_LINK)
+	@PYTHON=$(BIN)/python sh benchmarks/run.sh $(if $(value CHECKPOINT),"$$DEMO_CHECKPOINT" \
+	  $(if $(GENERATIONS),--generations $(GENERATIONS)) $(if $(SIZE),--size $(SIZE)) \
+	  $(if $(QUALITIES),--qualities $(QUALITIES)))
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

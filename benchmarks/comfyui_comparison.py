@@ -75,7 +75,7 @@ def compare(options: argparse.Namespace) -> None:
         vae = comfy.sd.VAE(sd=vae_state)
         features = torch.randn(1, TEXT_TOKENS, TEXT, generator=torch.Generator().manual_seed(options.seed))
         latent: dict[str, Any] = {"samples": torch.zeros(1, 128, options.size // 16, options.size // 16)}
-        checkpoint = describe_file(file) + ("" if options.checkpoint else ", random weights")
+        checkpoint = record.checkpoint(file, describe_file(file))
         for name in options.presets:
             result = compare_qualities(
                 model,

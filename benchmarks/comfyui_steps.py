@@ -1,19 +1,27 @@
-"""Times a step of the model in a real ComfyUI, stock and fused, by size, and says whether the outputs are equal.
+"""Times steps and whole generations of the model in a real ComfyUI, stock and fused, and says whether they are equal.
 
     COMFYUI_PATH=... python -m ideogram4_fusion.benchmarks.comfyui_steps
-        [--checkpoint FILE] [--sizes 256 512 1024 2048] [--quality lossless] [--patcher dynamic|plain] [--rounds 3]
-        [--output FILE]
+        [--checkpoint FILE] [--sizes 256 512 1024 2048] [--generations INSTANT_8 FAST_20] [--size 1024]
+        [--quality lossless] [--patcher dynamic|plain] [--rounds 3] [--output FILE]
 
-Run it like comfyui_comparison. Stock and fused take turns, the first turn of each is thrown away, a ratio is that of
-the medians of one run. A step is the time between two steps of core's Euler sampler, so that it holds everything that a
-user waits for. A size whose outputs differ gets no ratio in `lossless`.
+Run it like comfyui_comparison. Both sides go through core's Euler sampler, so that a step holds everything that a user
+waits for. Where outputs differ, `lossless` gets no ratio.
+
+Steps: stock and fused take turns, the first turn of each is thrown away, and the ratio is that of the medians of one
+run. The device is waited for behind each step.
+
+Generations: each preset ten times in one warmed process, the first is thrown away, the median of nine; nothing waits
+between two steps, as where nobody looks.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,90 +29,135 @@ import torch
 
 from . import record
 from .comfyui_process import start_comfyui
-from .random_checkpoint import TEXT, write_random_checkpoint
+from .random_checkpoint import write_random_checkpoint
 
 TEXT_TOKENS = 256
-PRESET = "FAST_20"
+STEP_PRESET = "FAST_20"
 LARGE, STEPS_OF_LARGE = 1536, 6  # pixels from which on fewer steps do: a step is then most of a second
+GENERATIONS = 10
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 1024, 2048])
+    parser.add_argument(
+        "--checkpoint", type=Path, help="a transformer file; random weights of the official size without"
+    )
+    parser.add_argument("--sizes", type=int, nargs="*", default=[256, 512, 1024, 2048])
+    parser.add_argument("--generations", nargs="*", default=["INSTANT_8", "FAST_20"], metavar="PRESET")
+    parser.add_argument("--size", type=int, default=1024, help="of the generations, pixels a side")
     parser.add_argument("--quality", default="lossless")
     parser.add_argument("--patcher", choices=["dynamic", "plain"], default="dynamic")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    dynamic = options.patcher == "dynamic"
-    start_comfyui(Path(os.environ.get("COMFYUI_PATH", "")), on_gpu=True, dynamic=dynamic)
+    on_gpu = torch.cuda.is_available()
+    dynamic = on_gpu and options.patcher == "dynamic"
+    start_comfyui(Path(os.environ.get("COMFYUI_PATH", "")), on_gpu=on_gpu, dynamic=dynamic)
     with tempfile.TemporaryDirectory() as scratch:
         file = options.checkpoint or write_random_checkpoint(Path(scratch, "random.safetensors"))
-        results = run(file, options.sizes, options.quality, options.rounds)
-    results["checkpoint"] += "" if options.checkpoint else ", random weights"
+        results = run(file, options)
     results["patcher"] = options.patcher
-    record.write(options.output or record.RESULTS / f"comfyui_steps_{options.patcher}.json", results)
+    record.write(options.output or record.RESULTS / f"comfyui_{options.patcher}.json", results)
 
 
 @torch.inference_mode()
-def run(file: Path, sizes: list[int], quality: str, rounds: int) -> dict[str, Any]:
-    """One row a size."""
+def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Step rows by size, generation rows by preset."""
     import comfy.model_management
 
     from ..hosts.comfyui.load import describe_file, load_diffusion_model
     from ..hosts.comfyui.quality import set_quality, status
 
     model = load_diffusion_model(file)
-    fused, _ = set_quality(model, quality)
-    rows = []
-    for size in sizes:
-        rows.append({**_row(model, fused, size, rounds, quality), "quality": quality, "status": status(fused)})
-        print({k: v for k, v in rows[-1].items() if not k.endswith("spread")}, flush=True)
-    device = comfy.model_management.get_torch_device()
-    return {"origin": record.origin(device), "host": "ComfyUI", "checkpoint": describe_file(file), "rows": rows}
+    fused, _ = set_quality(model, options.quality)
+    sides = {"off": model, options.quality: fused}
+    checkpoint = record.checkpoint(file, describe_file(file))
+    steps = []
+    for size in options.sizes:
+        row = _step_row(sides, options.quality, size, options.rounds)
+        steps.append({"host": "ComfyUI", "checkpoint": checkpoint, **row, "status": status(fused)})
+        print({k: v for k, v in steps[-1].items() if not k.endswith("spread")}, flush=True)
+    generations = []
+    for preset in options.generations:
+        rows = _generation_rows(sides, preset, options.size)
+        generations += [{"host": "ComfyUI", "checkpoint": checkpoint, **row} for row in rows]
+        print(*rows, sep="\n", flush=True)
+    origin = record.origin(comfy.model_management.get_torch_device())
+    return {"origin": origin, "steps": steps, "generations": generations}
 
 
-def _row(model: Any, fused: Any, size: int, rounds: int, quality: str) -> dict[str, Any]:
-    times: dict[str, list[float]] = {"off": [], "fused": []}
+def _step_row(sides: Mapping[str, Any], quality: str, size: int, rounds: int) -> dict[str, Any]:
+    from ..hosts.comfyui.sampling import StepClock
+
+    times: dict[str, list[float]] = {name: [] for name in sides}
     outputs: dict[str, torch.Tensor] = {}
-    peaks: dict[str, float] = {}
+    peaks: dict[str, float | None] = {}
     for turn in range(rounds + 1):
-        for name, side in (("off", model), ("fused", fused)):
-            torch.cuda.reset_peak_memory_stats()
-            outputs[name], steps = _render(side, size)
-            peaks[name] = torch.cuda.max_memory_allocated() / 1024**3
+        for name, side in sides.items():
+            _forget_peak()
+            clock = StepClock()
+            outputs[name] = _render(side, STEP_PRESET, size, clock)
+            peaks[name] = _peak_gib()
             if turn:
-                times[name] += steps
-    equal = torch.equal(outputs["off"], outputs["fused"])
-    stock, ours = record.spread(times["off"]), record.spread(times["fused"])
+                times[name] += [1000 * seconds for seconds in clock.seconds_per_step]
+    equal = torch.equal(outputs["off"], outputs[quality])
+    stock, ours = record.spread(times["off"]), record.spread(times[quality])
     return {
         "size": size,
+        "quality": quality,
         "step_ms": ours["median"],
         "step_ms_spread": ours,
         "stock_step_ms": stock["median"],
         "stock_step_ms_spread": stock,
         "ratio_to_stock": stock["median"] / ours["median"] if equal or quality != "lossless" else None,
         "equal_to_stock": equal,
-        "peak_gib": peaks["fused"],
+        "peak_gib": peaks[quality],
         "stock_peak_gib": peaks["off"],
     }
 
 
-def _render(model: Any, size: int) -> tuple[torch.Tensor, list[float]]:
-    """The latent, and milliseconds between steps."""
-    from ..hosts.comfyui.sampling import StepClock, find_preset, make_guider, preset_sigmas, sample
+def _generation_rows(sides: Mapping[str, Any], preset: str, size: int) -> Sequence[dict[str, Any]]:
+    """One row a side: seconds of a whole generation, sampler included, text encoder and VAE not."""
+    rows: list[dict[str, Any]] = []
+    for name, side in sides.items():
+        seconds = []
+        for _ in range(GENERATIONS):
+            start = time.perf_counter()
+            latent = _render(side, preset, size)
+            seconds.append(time.perf_counter() - start)
+        spread = record.spread(seconds[1:])
+        md5 = hashlib.md5(latent.float().cpu().numpy().tobytes(), usedforsecurity=False).hexdigest()
+        rows.append({"preset": preset, "size": size, "quality": name, "seconds": spread["median"], "latent_md5": md5})
+        rows[-1]["seconds_spread"] = spread
+    for row in rows:
+        row["equal_to_stock"] = row["latent_md5"] == rows[0]["latent_md5"]
+        row["ratio_to_stock"] = rows[0]["seconds"] / row["seconds"] if row["equal_to_stock"] else None
+    return rows
+
+
+def _render(model: Any, preset_name: str, size: int, on_step: Any = None) -> torch.Tensor:
+    """The latent of one generation, on the CPU."""
+    from ..hosts.comfyui.sampling import find_preset, make_guider, preset_sigmas, sample
 
     latent = {"samples": torch.zeros(1, 128, size // 16, size // 16)}
-    preset = find_preset(PRESET)
+    preset = find_preset(preset_name)
     levels = preset_sigmas(model, latent, preset)
-    if size >= LARGE:
+    if on_step is not None and size >= LARGE:
         levels = torch.cat((levels[:STEPS_OF_LARGE], levels[-1:]))
-    features = torch.randn(1, TEXT_TOKENS, TEXT, generator=torch.Generator().manual_seed(0))
+    width = model.model.diffusion_model.llm_cond_norm.normalized_shape[0]
+    features = torch.randn(1, TEXT_TOKENS, width, generator=torch.Generator().manual_seed(0))
     guider = make_guider(model, [[features, {}]], preset, levels)
-    clock = StepClock()
-    samples = sample(guider, levels, latent, 0, clock)["samples"]
-    return samples, [1000 * seconds for seconds in clock.seconds_per_step]
+    samples: torch.Tensor = sample(guider, levels, latent, 0, on_step)["samples"]
+    return samples.cpu()
+
+
+def _forget_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_gib() -> float | None:
+    return torch.cuda.max_memory_allocated() / 1024**3 if torch.cuda.is_available() else None
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from ..checkpoint.completeness import linear_shapes, other_shapes
 from ..checkpoint.dimensions import Dimensions
+from .record import RANDOM
 
 # ideogram-ai/ideogram-4.
 OFFICIAL = Dimensions(
@@ -71,7 +72,7 @@ def write_random_checkpoint(
 ) -> Path:
     """Writes the file: 9.3 GB in fp8, 18.6 GB in bf16 at 34 layers. Returns its path."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    save_file(random_tensors(layers, weights, device), str(path))
+    save_file(random_tensors(layers, weights, device), str(path), {RANDOM: "yes"})
     return path
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from ..comparison.environment import describe_environment
 
+RANDOM = "random_weights"  # in a file's metadata
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -36,6 +38,13 @@ def origin(device: torch.device, **versions: str) -> dict[str, str]:
     """Versions, GPU, commit and time (UTC), for the head of a results file."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return {**describe_environment(device), **versions, "commit": commit(), "measured": now}
+
+
+def checkpoint(file: Path, description: str) -> str:
+    """A checkpoint's description, and that its weights are random where its metadata says so."""
+    with safe_open(file, framework="pt") as opened:
+        made_up = (opened.metadata() or {}).get(RANDOM) is not None
+    return f"{description}, random weights" if made_up else description
 
 
 def spread(times: Sequence[float]) -> dict[str, float]:

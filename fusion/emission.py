@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -32,8 +33,7 @@ class Emission:
     quantise: Callable[[torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Emitted:
+class Emitted(NamedTuple):
     """Hidden states in fp8 on their way to Linears.
 
     Attributes:

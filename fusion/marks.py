@@ -20,7 +20,7 @@ class Marks:
     forwards of the layers inside, and the norms' dtypes, as they are when this is made.
 
     Objects are held and compared by identity, so that no address is used again. It is looked at before every forward,
-    6 us a block in all, hence the loops in C.
+    hence the loops in C.
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
@@ -28,7 +28,7 @@ class Marks:
         layers = [layer for holder in holders for layer in holder._modules.values() if layer is not None]
         self._classes = list({type(module) for module in (*holders, *layers)})
         self._dicts = [d for m in holders for d in (m.__dict__, m._modules)]
-        self._dicts += [getattr(layer, hooks) for layer in layers for hooks in _HOOKS]
+        self._hooks: list[Any] = [getattr(layer, hooks) for layer in layers for hooks in _HOOKS]
         self._layers = [layer.__dict__ for layer in layers]
         self._norms = [b._modules[name] for b in blocks for name in NORMS]
         self._then = self._now()
@@ -41,6 +41,7 @@ class Marks:
     def _now(self) -> list[object]:
         found: list[object] = [cls.forward for cls in self._classes]
         found += chain.from_iterable(map(dict.values, self._dicts))
+        found += chain.from_iterable(map(dict.values, filter(None, self._hooks)))
         found += map(_FORWARD, self._layers)
         found += [getattr(norm._parameters.get("weight"), "dtype", None) for norm in self._norms]
         return found

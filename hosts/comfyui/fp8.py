@@ -22,27 +22,22 @@ except ImportError:  # another comfy-kitchen: its tensors then dispatch for them
     scaled_mm_v2 = None
 
 LAYOUT = "TensorCoreFP8E4M3Layout"
+_SCALES = ("input_scale", "pre_quant_scale")
 
 
 def _takes(linear: nn.Module) -> bool:
     module: Any = linear
+    own = module.__dict__  # where core puts them; `getattr` takes 2 us for what is missing, and most of these are
+    parameters = own["_parameters"]
     return (
-        getattr(module, "layout_type", None) == LAYOUT
+        own.get("layout_type") == LAYOUT
         and not module._full_precision_mm
         and not module.weight_function
         and not module.bias_function
-        and not _has(module, "comfy_force_cast_weights")
-        and not _has(module, "input_scale")
-        and not _has(module, "pre_quant_scale")
+        and not own.get("comfy_force_cast_weights")
+        and not any(own.get(name) is not None or parameters.get(name) is not None for name in _SCALES)
         and not (module._forward_hooks or module._forward_pre_hooks or is_patched(module))
     )
-
-
-def _has(module: nn.Module, name: str) -> bool:
-    """Whether a module has something under a name. `getattr` takes 2 us for what is missing, and these mostly are."""
-    own = module.__dict__
-    found = own.get(name), own["_parameters"].get(name), own["_buffers"].get(name), getattr(type(module), name, None)
-    return any(value is not None and value is not False for value in found)
 
 
 def _multiply(linear: nn.Module, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

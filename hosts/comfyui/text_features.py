@@ -48,7 +48,7 @@ class TextFeaturesOnDevice:
 
 
 def _converted(cond: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """A copy of one conditioning, its text features as the model converts them; one with a ControlNet stays as it is."""
+    """A copy of one conditioning with its text features as the model converts them; not if a ControlNet sees them."""
     model_conds = cond.get("model_conds", {})
     features = model_conds.get(CROSS_ATTENTION)
     if features is None or not isinstance(features.cond, torch.Tensor) or cond.get("control") is not None:

@@ -1,0 +1,28 @@
+#!/bin/sh
+# make bench: everything that benchmarks/results/ holds, and the table in the README. Needs an NVIDIA GPU.
+#
+#   benchmarks/run.sh              kernels; steps and generations in a ComfyUI, under both of its patchers, if one is found
+#   benchmarks/run.sh FOLDER ...   with real weights, a folder in the official layout: see headless_generations.py, which
+#                                  is given the rest
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
+package="$root/build"
+if [ $# -gt 0 ]; then
+    PYTHONPATH="$package" exec "$PYTHON" -m ideogram4_fusion.benchmarks.headless_generations "$@"
+fi
+. "$root/hosts/comfyui/find.sh"
+measure() {
+    # In a checkout without history GIT_COMMIT says what is measured.
+    COMFYUI_PATH="$comfyui" PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}" "$python" -m "ideogram4_fusion.benchmarks.$@"
+}
+if [ -n "$missing" ]; then
+    echo "ComfyUI: NOT MEASURED, $missing"
+    python=$PYTHON
+    measure kernels
+else
+    measure kernels
+    measure comfyui_steps --patcher dynamic
+    measure comfyui_steps --patcher plain
+fi
+measure table

@@ -1,0 +1,127 @@
+"""Writes the README's tables from benchmarks/results/.
+
+    python -m ideogram4_fusion.benchmarks.table [--check]
+
+`--check` writes nothing, and fails if the README says something else than the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import record
+
+README = record.RESULTS.parent.parent / "README.md"
+BEGIN, END = "<!-- measured: made by `make bench` -->", "<!-- end of what was measured -->"
+SHOWN_TOKENS = 4352  # 1024 x 1024 pixels with 256 tokens of text
+PATCHERS = {"dynamic": "dynamic VRAM (default)", "plain": "`--disable-dynamic-vram`"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    text = README.read_text(encoding="utf-8")
+    made = inserted(text)
+    if options.check:
+        sys.exit(None if made == text else "README.md: its tables are not those of benchmarks/results/ (make bench)")
+    README.write_text(made, encoding="utf-8")
+
+
+def inserted(text: str) -> str:
+    """The README with its measured part made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{measured()}\n\n{END}{after}"
+
+
+def measured(results: Path = record.RESULTS) -> str:
+    """Markdown of all results."""
+    found = {
+        patcher: json.loads(path.read_text(encoding="utf-8"))
+        for patcher in PATCHERS
+        if (path := results / f"comfyui_{patcher}.json").is_file()
+    }
+    parts = [_table(["patcher", "pixels", "stock ms", "`lossless` ms", "ratio", "equal"], _steps(found))]
+    generations = list(_generations(found))
+    if generations:
+        parts.append(_table(["generation", "stock s", "`lossless` s", "ratio", "equal"], generations))
+    kernels = json.loads((results / "kernels.json").read_text(encoding="utf-8"))
+    parts.append(_table(["kernel", "writes", "µs", "x floor", "eager µs", "others µs"], _kernels(kernels)))
+    return "\n\n".join(parts)
+
+
+def _steps(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    for patcher, result in found.items():
+        for row in result["steps"]:
+            ratio = row["ratio_to_stock"]
+            yield [
+                PATCHERS[patcher],
+                str(row["size"]),
+                _spread(row["stock_step_ms_spread"]),
+                _spread(row["step_ms_spread"]),
+                "-" if ratio is None else f"{_down(ratio)}",
+                _yes(row["equal_to_stock"]),
+            ]
+
+
+def _generations(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    for result in found.values():
+        rows = result["generations"]
+        for row in rows:
+            if row["quality"] == "off":
+                continue
+            stock = next(
+                r for r in rows if (r["preset"], r["size"], r["quality"]) == (row["preset"], row["size"], "off")
+            )
+            ratio = row["ratio_to_stock"]
+            yield [
+                f"{row['preset']}, {row['size']}",
+                f"{stock['seconds']:.2f}",
+                f"{row['seconds']:.2f}",
+                "-" if ratio is None else f"{_down(ratio)}",
+                _yes(row["equal_to_stock"]),
+            ]
+
+
+def _kernels(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    for row in result["rows"]:
+        if row["tokens"] != SHOWN_TOKENS:
+            continue
+        head = [row["chain"], row["dtype_out"].replace("float8_e4m3fn", "fp8").replace("bfloat16", "bf16")]
+        if row["us"] is None:
+            yield [*head, "not equal", "", "", ""]
+            continue
+        others = [
+            f"{name} {times['median']:.1f}{'' if times['equal'] else ' (not equal)'}"
+            for name, times in row["others_us"].items()
+            if "median" in times
+        ]
+        yield [*head, f"{row['us']:.1f}", f"{row['times_floor']:.2f}", f"{row['eager_us']:.1f}", ", ".join(others)]
+
+
+def _table(head: list[str], rows: Iterator[list[str]] | list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _spread(spread: Mapping[str, float]) -> str:
+    return f"{spread['median']:.1f} ({spread['q1']:.1f} to {spread['q3']:.1f})"
+
+
+def _down(ratio: float) -> str:
+    """Two decimals, never rounded up."""
+    return f"{int(ratio * 100) / 100:.2f}"
+
+
+def _yes(equal: bool) -> str:
+    return "yes" if equal else "NO"
+
+
+if __name__ == "__main__":
+    main()
