@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 from ideogram4_fusion.kernels import (
     numerics,
+    quantise,
     rms_norm_gate,
     rms_norm_gate_modulate,
     rms_norm_modulate,
@@ -121,6 +122,20 @@ def test_fp8_of_every_finite_bf16_value() -> None:
     products = silu_mul.silu_mul(*args)
     assert int((bits(products) != bits(every)).sum()) < 5000  # the subnormals among the 256ths lose bits
     assert_equal(silu_mul.silu_mul(*args, FP8), silu_mul.silu_mul_reference(*args, FP8))
+
+
+@pytest.mark.skipif(FP8 not in OUT_DTYPES, reason="no fp8 hardware")
+@pytest.mark.parametrize("size", [1, 2049, 4352 * 4608])
+def test_quantise(size: int) -> None:
+    x = random(size, scale=300.0)
+    assert_equal(quantise.quantise(x), quantise.quantise_reference(x))
+
+
+@pytest.mark.skipif(FP8 not in OUT_DTYPES, reason="no fp8 hardware")
+def test_quantise_of_every_bf16_value_but_nan() -> None:
+    every = every_bf16()
+    every = every[~every.isnan()]
+    assert_equal(quantise.quantise(every), quantise.quantise_reference(every))
 
 
 @pytest.mark.parametrize("which", ["one for all", "one an image", "one a token"])
@@ -249,8 +264,12 @@ def test_mismatched_operands_are_declined() -> None:
     if FP8 not in OUT_DTYPES:
         with pytest.raises(KernelDeclined, match=r"capability 8\.9"):
             silu_mul.silu_mul(random(4, 8), random(4, 8), FP8)
+        with pytest.raises(KernelDeclined, match=r"capability 8\.9"):
+            quantise.quantise(random(4, 8))
     with pytest.raises(KernelDeclined, match="not contiguous"):
         silu_mul.silu_mul(random(4, 8)[:, :4], random(4, 4))
+    with pytest.raises(KernelDeclined, match="not contiguous"):
+        quantise.quantise(random(4, 8)[:, :4])
     with pytest.raises(KernelDeclined, match=r"residual .* and the branch"):
         rms_norm_gate.rms_norm_gate(random(1, 4, 8), random(1, 5, 8), random(8), random(1, 1, 8), EPS)
     with pytest.raises(KernelDeclined, match="does not fit"):
@@ -265,6 +284,8 @@ KERNELS = {
     "silu_mul": silu_mul,
     "rotate_half_rope": rotate_half_rope,
 }
+if FP8 in OUT_DTYPES:
+    KERNELS["quantise"] = quantise
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -276,6 +297,7 @@ def test_custom_op_matches_the_launcher_and_its_fake(name: str) -> None:
         "rms_norm_gate_modulate": (x, x, weight, m, weight, m, EPS, EPS),
         "rms_norm_rope": (*[x.reshape(2, 5, 1, 64)] * 2, weight, weight, rotations(2, 5, 64), EPS),
         "silu_mul": (x, x),
+        "quantise": (x,),
         "rotate_half_rope": (x.view(2, 5, 4, 16), random(2, 5, 16), random(2, 5, 16, seed=1)),
     }[name]
     op = getattr(torch.ops.ideogram4_fusion, name)

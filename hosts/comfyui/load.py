@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -15,29 +16,42 @@ from comfy.model_patcher import ModelPatcher
 from ...checkpoint.convert import StateDict, dequantise_row_wise, strip_prefix, to_fused_names
 from ...checkpoint.errors import CheckpointError
 from ...checkpoint.inspection import Checkpoint, inspect_checkpoint
+from .row_wise import BF16, FP8, adopt, keeps_fp8, marked
 
 # Core reads any other ending as a pickle.
 _ENDINGS = (".safetensors", ".sft")
 
 
-def describe_file(path: str | os.PathLike[str]) -> str:
-    """Such as "official row-wise fp8, fused qkv, 34 layers x 4608"; reads no weights.
+def describe_file(path: str | os.PathLike[str], row_wise_weights: str = BF16) -> str:
+    """Such as "official row-wise fp8, fused qkv, 34 layers x 4608, as bf16"; reads no weights.
+
+    Args:
+        path: as of `load_diffusion_model`.
+        row_wise_weights: likewise.
 
     Raises:
         CheckpointError: as `load_diffusion_model`.
     """
-    return _inspect(path).describe()
+    checkpoint = _inspect(path)
+    if checkpoint.layout.weights != "fp8_row_wise":
+        return checkpoint.describe()
+    kept = keeps_fp8(row_wise_weights, _parameters(checkpoint))
+    return f"{checkpoint.describe()}, {'kept as fp8' if kept else 'as bf16'}"
 
 
-def load_diffusion_model(path: str | os.PathLike[str], disable_dynamic: bool = False) -> ModelPatcher:
+def load_diffusion_model(
+    path: str | os.PathLike[str], row_wise_weights: str = BF16, disable_dynamic: bool = False
+) -> ModelPatcher:
     """Loads an Ideogram 4 transformer the way core's Load Diffusion Model does, once the file is proven complete.
 
     Core's own loader takes the official fp8 file and diffusers' names for its own layout and drops what it does not
-    know. Here row-wise fp8 becomes bfloat16 on the CPU (twice the file's size in RAM), split q, k, v are fused, and
-    per-tensor fp8 goes to core's quantised operations as it is.
+    know. Here row-wise fp8 becomes bfloat16 on the CPU (twice the file's size in RAM) or is dequantised in each call,
+    split q, k, v are fused, and per-tensor fp8 goes to core's quantised operations as it is.
 
     Args:
         path: the .safetensors file, or any shard of it.
+        row_wise_weights: of an official file: `bf16`, `fp8` (half the memory, slower) or `auto` (`row_wise.keeps_fp8`).
+            The numbers are the same.
         disable_dynamic: for core, which asks for a copy without dynamic VRAM through `cached_patcher_init`.
 
     Returns:
@@ -49,9 +63,14 @@ def load_diffusion_model(path: str | os.PathLike[str], disable_dynamic: bool = F
             it fits the transformer of the installed ComfyUI.
     """
     checkpoint = _inspect(path)
-    state_dict, metadata = _read(checkpoint)
+    row_wise = checkpoint.layout.weights == "fp8_row_wise"
+    kept = keeps_fp8(row_wise_weights, _parameters(checkpoint)) if row_wise else False
+    state_dict, metadata = _read(checkpoint, kept)
     patcher = _build(checkpoint, state_dict, metadata, disable_dynamic)
-    patcher.cached_patcher_init = (load_diffusion_model, (os.fspath(path),))
+    if kept:
+        adopt(patcher.model.diffusion_model)
+    # As it was decided here: a copy made later must not come out otherwise because memory is fuller then.
+    patcher.cached_patcher_init = (load_diffusion_model, (os.fspath(path), FP8 if kept else BF16))
     return patcher
 
 
@@ -65,7 +84,11 @@ def _inspect(path: str | os.PathLike[str]) -> Checkpoint:
     return checkpoint
 
 
-def _read(checkpoint: Checkpoint) -> tuple[StateDict, dict[str, str]]:
+def _parameters(checkpoint: Checkpoint) -> int:
+    return sum(math.prod(entry.shape) for entry in checkpoint.header.tensors.values())
+
+
+def _read(checkpoint: Checkpoint, keeps_row_wise: bool) -> tuple[StateDict, dict[str, str]]:
     """The tensors under the names that core's transformer has, plain or in core's own quantised form."""
     layout = checkpoint.layout
     state_dict: StateDict = {}
@@ -77,7 +100,7 @@ def _read(checkpoint: Checkpoint) -> tuple[StateDict, dict[str, str]]:
         state_dict, metadata = comfy.utils.convert_old_quants(state_dict, layout.prefix, metadata=metadata)
     state_dict = to_fused_names(strip_prefix(state_dict, layout.prefix))
     if layout.weights == "fp8_row_wise":
-        state_dict = dequantise_row_wise(state_dict, torch.bfloat16)
+        state_dict = marked(state_dict) if keeps_row_wise else dequantise_row_wise(state_dict, torch.bfloat16)
     return state_dict, metadata
 
 
@@ -115,7 +138,9 @@ def _build(
     if not offloads_to_cpu:
         model.to(offload_device)
     # Dequantised weights are nobody else's: taking them over spares a second copy of the whole model in RAM.
-    owned = checkpoint.layout.weights == "fp8_row_wise" and dtype == torch.bfloat16 and offloads_to_cpu
+    owned = (
+        checkpoint.layout.weights == "fp8_row_wise" and not quantised and dtype == torch.bfloat16 and offloads_to_cpu
+    )
     given = set(state_dict)
     model.load_model_weights(state_dict, "", assign=patcher.is_dynamic() or owned)
     _check_loaded(checkpoint, model.diffusion_model, given)

@@ -324,4 +324,7 @@ def test_a_transformer_that_core_has_changed_is_refused(
 
 
 def test_description(tmp_path: Path, weights: StateDict) -> None:
-    assert describe_file(file_of(tmp_path, weights, "row-wise")) == "official row-wise fp8, fused qkv, 2 layers x 128"
+    file = file_of(tmp_path, weights, "row-wise")
+    said = "official row-wise fp8, fused qkv, 2 layers x 128"
+    assert describe_file(file) == f"{said}, as bf16"
+    assert describe_file(file, "fp8") == f"{said}, kept as fp8"

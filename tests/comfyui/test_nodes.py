@@ -22,7 +22,7 @@ import nodes
 
 # Saved workflows hold these: an entry may be added at the end of a node's inputs or outputs, none may change.
 FROZEN: dict[str, tuple[list[str], list[str]]] = {
-    "Ideogram4Fusion_LoadModel": (["unet_name"], ["MODEL", "STRING"]),
+    "Ideogram4Fusion_LoadModel": (["unet_name", "row_wise_weights"], ["MODEL", "STRING"]),
     "Ideogram4Fusion_FusionQuality": (["model", "quality"], ["MODEL", "STRING"]),
     "Ideogram4Fusion_Preset": (
         ["model", "positive", "latent_image", "preset", "unconditional_model"],
@@ -41,6 +41,7 @@ FROZEN: dict[str, tuple[list[str], list[str]]] = {
     ),
 }
 FROZEN_OPTIONS = {
+    "row_wise_weights": ["auto", "bf16", "fp8"],
     "quality": ["off", "lossless", "high"],
     "preset": ["INSTANT_8", "FAST_20", "DEFAULT_20", "QUALITY_48", "TURBO_12"],
 }

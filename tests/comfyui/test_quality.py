@@ -24,7 +24,7 @@ from ideogram4_fusion.hosts.comfyui.load import load_diffusion_model
 from ideogram4_fusion.hosts.comfyui.quality import KEY, fusion_of, set_quality, status, unfused_reason
 from ideogram4_fusion.hosts.comfyui.sampling import make_guider, preset_sigmas, sample
 from ideogram4_fusion.sampling.presets import PRESETS
-from ideogram4_fusion.tests.comfyui.models import conditioning, empty_latent, load, write_checkpoint
+from ideogram4_fusion.tests.comfyui.models import ON_GPU, conditioning, empty_latent, load, write_checkpoint
 
 PRESET = PRESETS["INSTANT_8"]
 
@@ -293,3 +293,13 @@ def test_fp32_compute_stays_stock_and_says_so(path: Path, inference: None) -> No
     assert said == "stock: the model computes in float32 here, the kernels in bfloat16"
     assert torch.equal(render(fused), render(model))
     assert unfused_reason(fused) == said.removeprefix("stock: ")
+
+
+@pytest.mark.skipif(not ON_GPU, reason="no fp8 hardware")
+def test_core_quantises_every_bf16_value_as_the_kernel_does(inference: None) -> None:
+    """NaN too, which both turn into the largest negative value."""
+    from ideogram4_fusion.hosts.comfyui.fp8 import EMISSION
+    from ideogram4_fusion.kernels.quantise import quantise
+
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256).cuda()
+    assert torch.equal(EMISSION.quantise(every).view(torch.uint8), quantise(every).view(torch.uint8))

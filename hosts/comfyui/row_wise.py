@@ -1,0 +1,107 @@
+"""The official row-wise fp8 weights kept as they are, for machines that bf16 does not fit.
+
+core knows fp8 with one scale a tensor. These have one a row, so they get a layout of their own, of the kind that core's
+quantised Linear takes: it moves, pages and patches the fp8 values and their scales, and dequantises them for the length
+of one call. The numbers are those of weights dequantised once.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import comfy.model_management
+import psutil
+import torch
+from comfy.quant_ops import QuantizedLayout, QuantizedTensor, TensorCoreFP8Layout, register_layout_class
+from torch import nn
+
+from ...checkpoint.convert import StateDict
+
+LAYOUT = "Ideogram4RowWiseFP8Layout"
+FP8_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
+
+# core's own format of fp8 Linears that multiply in the compute dtype.
+_MARK = {"format": "float8_e4m3fn", "full_precision_matrix_mult": True}
+
+# What a step needs beside the weights, as a share of them: 18.6 GB in bf16, and 2 GB at 2048 x 2048.
+_ROOM = 1.15
+
+AUTO, BF16, FP8 = "auto", "bf16", "fp8"
+CHOICES = (AUTO, BF16, FP8)
+
+
+class RowWiseFP8Layout(QuantizedLayout):  # type: ignore[misc]  # core is untyped
+    """w = w8.to(bf16) * scale.to(bf16)[:, None], scale [out] float32: the reference implementation's weights.
+
+    No operation is registered for it, so that every one gets a dequantised weight.
+    """
+
+    Params = TensorCoreFP8Layout.Params
+
+    @classmethod
+    def quantize(cls, tensor: torch.Tensor, **options: Any) -> tuple[torch.Tensor, Any]:
+        """Scales every row to its largest value; core asks for it once it has patched a dequantised weight."""
+        scale = tensor.abs().amax(dim=1).float().div_(FP8_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
+        qdata = (tensor.float() / scale[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+        return qdata, cls.Params(scale=scale, orig_dtype=tensor.dtype, orig_shape=tuple(tensor.shape))
+
+    @classmethod
+    def dequantize(cls, qdata: torch.Tensor, params: Any) -> torch.Tensor:
+        weight = qdata.to(torch.bfloat16).mul_(params.scale.to(torch.bfloat16)[:, None])
+        return weight.to(params.orig_dtype)
+
+    @classmethod
+    def get_plain_tensors(cls, qtensor: QuantizedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return qtensor._qdata, qtensor._params.scale
+
+    @classmethod
+    def state_dict_tensors(cls, qdata: torch.Tensor, params: Any) -> dict[str, torch.Tensor]:
+        return {"": qdata, "_scale": params.scale}
+
+
+register_layout_class(LAYOUT, RowWiseFP8Layout)
+
+
+def keeps_fp8(choice: str, parameters: int) -> bool:
+    """Whether weights of that many parameters stay in fp8.
+
+    Args:
+        choice: `fp8`, `bf16`, or `auto`: bf16 where it fits the GPU with room to work, and the RAM while it is made.
+        parameters: of the model.
+
+    Raises:
+        ValueError: no such choice.
+    """
+    if choice not in CHOICES:
+        raise ValueError(f"row-wise weights {choice!r} are none of {', '.join(CHOICES)}")
+    if choice != AUTO:
+        return choice == FP8
+    device = comfy.model_management.get_torch_device()
+    needed = 2 * parameters
+    on_device = comfy.model_management.get_total_memory(device) >= _ROOM * needed
+    return not (on_device and psutil.virtual_memory().available >= needed)
+
+
+def marked(state_dict: StateDict) -> StateDict:
+    """Row-wise fp8 weights with the mark by which core gives them quantised Linears; their values are not touched."""
+    mark = torch.tensor(list(json.dumps(_MARK).encode()), dtype=torch.uint8)
+    marks = {
+        f"{name.removesuffix('_scale').removesuffix('.weight')}.comfy_quant": mark.clone()
+        for name in state_dict
+        if name.endswith(".weight_scale")
+    }
+    return {**state_dict, **marks}
+
+
+def adopt(transformer: nn.Module) -> None:
+    """Gives the Linears that core has loaded from `marked` weights their layout."""
+    for module in transformer.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, QuantizedTensor) and weight._params.scale.ndim == 1:
+            params = RowWiseFP8Layout.Params(
+                scale=weight._params.scale, orig_dtype=weight._params.orig_dtype, orig_shape=weight._params.orig_shape
+            )
+            kept = QuantizedTensor(weight._qdata, LAYOUT, params)
+            module.weight = nn.Parameter(kept, requires_grad=False)
+            module.layout_type = LAYOUT  # type: ignore[assignment]

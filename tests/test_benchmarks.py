@@ -1,0 +1,121 @@
+"""What the benchmark scripts make of their measurements; the measurements need a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from ideogram4_fusion.benchmarks import kernel_rivals, record, table
+from ideogram4_fusion.benchmarks.kernel_workloads import workloads
+from ideogram4_fusion.fusion.proof import paired
+
+SPREAD = {"median": 10.0, "q1": 9.5, "q3": 10.5, "min": 9.0, "max": 11.0, "runs": 5}
+
+
+def step(size: int, ratio: float | None) -> dict[str, Any]:
+    return {
+        "size": size,
+        "step_ms_spread": SPREAD,
+        "stock_step_ms_spread": SPREAD,
+        "ratio_to_stock": ratio,
+        "equal_to_stock": ratio is not None,
+    }
+
+
+def generation(quality: str, seconds: float) -> dict[str, Any]:
+    return {
+        "preset": "INSTANT_8",
+        "size": 1024,
+        "quality": quality,
+        "seconds": seconds,
+        "equal_to_stock": True,
+        "ratio_to_stock": 1.2 / seconds,
+    }
+
+
+def kernel(tokens: int, us: float | None) -> dict[str, Any]:
+    others = {"A": {"median": 20.0, "equal": False}, "B": {"failed": "TypeError"}}
+    row = {"chain": "gate", "tokens": tokens, "dtype_out": "bfloat16", "us": us}
+    return row if us is None else {**row, "times_floor": 1.2, "eager_us": 99.0, "others_us": others}
+
+
+def test_the_tables_say_what_was_measured(tmp_path: Path) -> None:
+    dynamic = {
+        "steps": [step(1024, 1.199), step(512, None)],
+        "generations": [generation("off", 1.2), generation("lossless", 1.0)],
+    }
+    (tmp_path / "comfyui_dynamic.json").write_text(json.dumps(dynamic))
+    kernels = {"rows": [kernel(512, 1.0), kernel(table.SHOWN_TOKENS, 36.14), kernel(table.SHOWN_TOKENS, None)]}
+    (tmp_path / "kernels.json").write_text(json.dumps(kernels))
+    lines = table.measured(tmp_path).splitlines()
+    assert "| dynamic VRAM (default) | 1024 | 10.0 (9.5 to 10.5) | 10.0 (9.5 to 10.5) | 1.19 | yes |" in lines
+    assert "| dynamic VRAM (default) | 512 | 10.0 (9.5 to 10.5) | 10.0 (9.5 to 10.5) | - | NO |" in lines
+    assert "| INSTANT_8, 1024 | 1.20 | 1.00 | 1.20 | yes |" in lines
+    assert "| gate | bf16 | 36.1 | 1.20 | 99.0 | A 20.0 (not equal) |" in lines
+    assert "| gate | bf16 | not equal |  |  |  |" in lines
+    assert not any("| 1.0 |" in line for line in lines), "other sizes are in the results alone"
+
+
+def test_the_readme_holds_the_tables_of_the_results() -> None:
+    text = table.README.read_text(encoding="utf-8")
+    assert table.BEGIN in text and table.END in text
+    assert table.inserted(text) == text, "run `make bench`, or python -m ideogram4_fusion.benchmarks.table"
+
+
+def test_random_weights_are_said_to_be(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    for name, metadata in (("made", {record.RANDOM: "yes"}), ("trained", None)):
+        save_file({"x": torch.zeros(1)}, str(tmp_path / name), metadata)
+    assert record.checkpoint(tmp_path / "made", "bf16") == "bf16, random weights"
+    assert record.checkpoint(tmp_path / "trained", "bf16") == "bf16"
+
+
+def test_spread_of_one_and_of_many() -> None:
+    assert record.spread([3.0])["median"] == 3.0
+    many = record.spread([5.0, 1.0, 3.0, 2.0, 4.0])
+    assert (many["median"], many["min"], many["max"], many["runs"]) == (3.0, 1.0, 5.0, 5)
+
+
+def test_sglangs_kernels_are_called_by_their_own_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the package: its functions in eager form, found where one of its releases has them."""
+
+    def rmsnorm_scale(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, eps) * scale
+
+    def rmsnorm_tanh_residual(
+        x: torch.Tensor, gate: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        return residual + torch.tanh(gate) * torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+
+    def fused_silu_mul_bitexact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(a) * b
+
+    functions = {f.__name__: f for f in (rmsnorm_scale, rmsnorm_tanh_residual, fused_silu_mul_bitexact)}
+    monkeypatch.setattr(kernel_rivals, "_SGLANG", ("absent_sglang", "stand_in_sglang"))
+    monkeypatch.setitem(sys.modules, "stand_in_sglang", types.SimpleNamespace(**functions))
+    found = set()
+    for workload in workloads(3, torch.device("cpu"), seed=0):
+        form = kernel_rivals.rivals(workload, compiles=False).get("SGLang")
+        if form is not None:
+            found.add(workload.chain)
+            for theirs, eager in paired(form(*workload.arguments), workload.eager(*workload.arguments)):
+                assert torch.equal(theirs, eager)
+    assert found == {"modulate", "gate", "silu-mul"}
+
+
+def test_bytes_of_a_chain() -> None:
+    moved = {(w.chain, w.dtype_out): w.moved for w in workloads(2, torch.device("cpu"), seed=0)}
+    row = 2 * 2 * 4608
+    assert moved["modulate", torch.bfloat16] == 2 * row
+    assert moved["modulate", torch.float8_e4m3fn] == 1.5 * row
+    assert moved["gate+modulate", torch.float8_e4m3fn] == 3.5 * row
+    assert moved["gate", torch.bfloat16] == 3 * row
