@@ -23,15 +23,19 @@ RESULTS = Path(__file__).resolve().parent / "results"
 def commit() -> str:
     """The commit that was measured, marked where the tree differs from it.
 
-    A copy of the tree without its history is told by GIT_COMMIT; without that it is `unknown`.
+    GIT_COMMIT has the first word: a run of several scripts changes results/, and a copy of the tree may have no
+    history, or lie in another repository's. Without both it is `unknown`.
     """
+    told = os.environ.get("GIT_COMMIT")
+    if told:
+        return told
     shown = subprocess.run(
         ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty", "--abbrev=12"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return shown.stdout.strip() or os.environ.get("GIT_COMMIT", "unknown")
+    return shown.stdout.strip() or "unknown"
 
 
 def origin(device: torch.device, **versions: str) -> dict[str, str]:

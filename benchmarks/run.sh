@@ -11,9 +11,17 @@ package="$root/build"
 if [ $# -gt 0 ]; then
     PYTHONPATH="$package" exec "$PYTHON" -m ideogram4_fusion.benchmarks.headless_generations "$@"
 fi
+if ! "$PYTHON" -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then
+    echo "bench: PyTorch finds no NVIDIA GPU to measure on" >&2
+    exit 1
+fi
+if [ -z "${GIT_COMMIT:-}" ]; then
+    # Said once: what the first script writes would make the tree of the next one another.
+    GIT_COMMIT=$(git -C "$root" describe --always --dirty --abbrev=12 2>/dev/null || true)
+    export GIT_COMMIT
+fi
 . "$root/hosts/comfyui/find.sh"
 measure() {
-    # In a checkout without history GIT_COMMIT says what is measured.
     COMFYUI_PATH="$comfyui" PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}" "$python" -m "ideogram4_fusion.benchmarks.$@"
 }
 if [ -n "$missing" ]; then

@@ -34,9 +34,11 @@ def main() -> None:
 
 
 def inserted(text: str) -> str:
-    """The README with its measured part made anew."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    """The README with its measured part made anew. Raises ValueError if its place is not marked."""
+    before, begun, rest = text.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not (begun and ended):
+        raise ValueError(f"{README.name} has no place for its tables between {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{measured()}\n\n{END}{after}"
 
 
@@ -47,12 +49,14 @@ def measured(results: Path = record.RESULTS) -> str:
         for patcher in PATCHERS
         if (path := results / f"comfyui_{patcher}.json").is_file()
     }
-    parts = [_table(["patcher", "pixels", "stock ms", "`lossless` ms", "ratio", "equal"], _steps(found))]
-    generations = list(_generations(found))
-    if generations:
-        parts.append(_table(["generation", "stock s", "`lossless` s", "ratio", "equal"], generations))
-    kernels = json.loads((results / "kernels.json").read_text(encoding="utf-8"))
-    parts.append(_table(["kernel", "writes", "µs", "x floor", "eager µs", "others µs"], _kernels(kernels)))
+    parts = []
+    if steps := list(_steps(found)):
+        parts.append(_table(["step", "pixels", "stock ms", "fused ms", "ratio", "equal"], steps))
+    if generations := list(_generations(found)):
+        parts.append(_table(["generation", "patcher", "stock s", "fused s", "ratio", "equal"], generations))
+    if (path := results / "kernels.json").is_file():
+        kernels = list(_kernels(json.loads(path.read_text(encoding="utf-8"))))
+        parts.append(_table(["kernel", "writes", "µs", "x floor", "eager µs", "others µs"], kernels))
     return "\n\n".join(parts)
 
 
@@ -61,7 +65,7 @@ def _steps(found: Mapping[str, Any]) -> Iterator[list[str]]:
         for row in result["steps"]:
             ratio = row["ratio_to_stock"]
             yield [
-                PATCHERS[patcher],
+                f"{row['quality']}, {PATCHERS[patcher]}",
                 str(row["size"]),
                 _spread(row["stock_step_ms_spread"]),
                 _spread(row["step_ms_spread"]),
@@ -71,7 +75,7 @@ def _steps(found: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def _generations(found: Mapping[str, Any]) -> Iterator[list[str]]:
-    for result in found.values():
+    for patcher, result in found.items():
         rows = result["generations"]
         for row in rows:
             if row["quality"] == "off":
@@ -81,7 +85,8 @@ def _generations(found: Mapping[str, Any]) -> Iterator[list[str]]:
             )
             ratio = row["ratio_to_stock"]
             yield [
-                f"{row['preset']}, {row['size']}",
+                f"{row['preset']}, {row['size']}, {row['quality']}",
+                PATCHERS[patcher],
                 f"{stock['seconds']:.2f}",
                 f"{row['seconds']:.2f}",
                 "-" if ratio is None else f"{_down(ratio)}",
@@ -105,7 +110,7 @@ def _kernels(result: Mapping[str, Any]) -> Iterator[list[str]]:
         yield [*head, f"{row['us']:.1f}", f"{row['times_floor']:.2f}", f"{row['eager_us']:.1f}", ", ".join(others)]
 
 
-def _table(head: list[str], rows: Iterator[list[str]] | list[list[str]]) -> str:
+def _table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 

@@ -91,6 +91,7 @@ def check_complete(header: Header, layout: Layout, dims: Dimensions) -> None:
         expect(f"{module}.weight", (shape,), ("F8_E4M3",))
         if layout.weights == "fp8_row_wise":
             expect(f"{module}.{layout.scale}", (shape[:1],), ("F32",))
+            seen.add(f"{module}.comfy_quant")  # of a file that ComfyUI saved
             continue
         expect(f"{module}.{layout.scale}", _SCALAR, ("F32",))
         if layout.scale == "scale_weight":

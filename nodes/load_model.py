@@ -6,7 +6,7 @@ import folder_paths
 from comfy_api.latest import io
 from typing_extensions import override
 
-from ..hosts.comfyui.load import describe_file, load_diffusion_model
+from ..hosts.comfyui.load import describe_file, load_diffusion_model, settle_row_wise
 from ..hosts.comfyui.row_wise import AUTO, CHOICES
 from .inputs import CATEGORY
 
@@ -38,7 +38,8 @@ class LoadIdeogram4(io.ComfyNode):
                     optional=True,
                     advanced=True,
                     tooltip="Of the official row-wise fp8 file alone: bf16 is fastest and takes 19 GB; fp8 keeps the "
-                    "file's 9 GB and dequantises in each step; auto is bf16 where that fits. The picture is the same.",
+                    "file's 9 GB and dequantises in each step; auto is bf16 where that fits. The picture is the same. "
+                    "Choose bf16 to merge models, or for LoRAs that conditioning brings: neither works on fp8.",
                 ),
             ],
             outputs=[
@@ -51,6 +52,5 @@ class LoadIdeogram4(io.ComfyNode):
     @override
     def execute(cls, unet_name: str, row_wise_weights: str = AUTO) -> io.NodeOutput:
         path = folder_paths.get_full_path_or_raise(_FOLDER, unet_name)
-        # Said first: once the model is loaded, `auto` might find less memory than it was loaded by.
-        layout = describe_file(path, row_wise_weights)
-        return io.NodeOutput(load_diffusion_model(path, row_wise_weights), layout)
+        settled = settle_row_wise(path, row_wise_weights)
+        return io.NodeOutput(load_diffusion_model(path, settled), describe_file(path, settled))

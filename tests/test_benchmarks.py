@@ -23,6 +23,7 @@ SPREAD = {"median": 10.0, "q1": 9.5, "q3": 10.5, "min": 9.0, "max": 11.0, "runs"
 def step(size: int, ratio: float | None) -> dict[str, Any]:
     return {
         "size": size,
+        "quality": "lossless",
         "step_ms_spread": SPREAD,
         "stock_step_ms_spread": SPREAD,
         "ratio_to_stock": ratio,
@@ -56,9 +57,9 @@ def test_the_tables_say_what_was_measured(tmp_path: Path) -> None:
     kernels = {"rows": [kernel(512, 1.0), kernel(table.SHOWN_TOKENS, 36.14), kernel(table.SHOWN_TOKENS, None)]}
     (tmp_path / "kernels.json").write_text(json.dumps(kernels))
     lines = table.measured(tmp_path).splitlines()
-    assert "| dynamic VRAM (default) | 1024 | 10.0 (9.5 to 10.5) | 10.0 (9.5 to 10.5) | 1.19 | yes |" in lines
-    assert "| dynamic VRAM (default) | 512 | 10.0 (9.5 to 10.5) | 10.0 (9.5 to 10.5) | - | NO |" in lines
-    assert "| INSTANT_8, 1024 | 1.20 | 1.00 | 1.20 | yes |" in lines
+    assert "| lossless, dynamic VRAM (default) | 1024 | 10.0 (9.5 to 10.5) | 10.0 (9.5 to 10.5) | 1.19 | yes |" in lines
+    assert "| lossless, dynamic VRAM (default) | 512 | 10.0 (9.5 to 10.5) | 10.0 (9.5 to 10.5) | - | NO |" in lines
+    assert "| INSTANT_8, 1024, lossless | dynamic VRAM (default) | 1.20 | 1.00 | 1.20 | yes |" in lines
     assert "| gate | bf16 | 36.1 | 1.20 | 99.0 | A 20.0 (not equal) |" in lines
     assert "| gate | bf16 | not equal |  |  |  |" in lines
     assert not any("| 1.0 |" in line for line in lines), "other sizes are in the results alone"
@@ -68,6 +69,16 @@ def test_the_readme_holds_the_tables_of_the_results() -> None:
     text = table.README.read_text(encoding="utf-8")
     assert table.BEGIN in text and table.END in text
     assert table.inserted(text) == text, "run `make bench`, or python -m ideogram4_fusion.benchmarks.table"
+
+
+def test_a_readme_without_a_place_for_them_is_left_alone() -> None:
+    with pytest.raises(ValueError, match="no place"):
+        table.inserted(f"text\n{table.BEGIN}\nall the rest")
+
+
+def test_the_commit_that_was_told_has_the_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_COMMIT", "told")
+    assert record.commit() == "told"
 
 
 def test_random_weights_are_said_to_be(tmp_path: Path) -> None:

@@ -22,6 +22,16 @@ from .row_wise import BF16, FP8, adopt, keeps_fp8, marked
 _ENDINGS = (".safetensors", ".sft")
 
 
+def settle_row_wise(path: str | os.PathLike[str], row_wise_weights: str) -> str:
+    """`auto` as what it comes to for this file and the memory there is now, so that all that follows agrees on it.
+
+    Raises:
+        CheckpointError: as `load_diffusion_model`.
+        ValueError: no such choice.
+    """
+    return FP8 if keeps_fp8(row_wise_weights, _parameters(_inspect(path))) else BF16
+
+
 def describe_file(path: str | os.PathLike[str], row_wise_weights: str = BF16) -> str:
     """Such as "official row-wise fp8, fused qkv, 34 layers x 4608, as bf16"; reads no weights.
 
@@ -51,7 +61,8 @@ def load_diffusion_model(
     Args:
         path: the .safetensors file, or any shard of it.
         row_wise_weights: of an official file: `bf16`, `fp8` (half the memory, slower) or `auto` (`row_wise.keeps_fp8`).
-            The numbers are the same.
+            The pictures are the same, but for a LoRA merged into fp8, which is rounded to it. Split q, k, v are
+            copied together in either.
         disable_dynamic: for core, which asks for a copy without dynamic VRAM through `cached_patcher_init`.
 
     Returns:
@@ -85,7 +96,8 @@ def _inspect(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def _parameters(checkpoint: Checkpoint) -> int:
-    return sum(math.prod(entry.shape) for entry in checkpoint.header.tensors.values())
+    prefix, tensors = checkpoint.layout.prefix, checkpoint.header.tensors.items()
+    return sum(math.prod(t.shape) for name, t in tensors if name.startswith(prefix) and not name.endswith("_scale"))
 
 
 def _read(checkpoint: Checkpoint, keeps_row_wise: bool) -> tuple[StateDict, dict[str, str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import comfy.float
 import comfy.model_management
 import psutil
 import torch
@@ -20,6 +21,9 @@ from ...checkpoint.convert import StateDict
 
 LAYOUT = "Ideogram4RowWiseFP8Layout"
 FP8_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
+
+# So that a saved file does not pass for one of core's formats, as which core would misread its scales; it refuses this.
+FORMAT = "ideogram4_fp8_row_wise"
 
 # core's own format of fp8 Linears that multiply in the compute dtype.
 _MARK = {"format": "float8_e4m3fn", "full_precision_matrix_mult": True}
@@ -40,11 +44,26 @@ class RowWiseFP8Layout(QuantizedLayout):  # type: ignore[misc]  # core is untype
     Params = TensorCoreFP8Layout.Params
 
     @classmethod
-    def quantize(cls, tensor: torch.Tensor, **options: Any) -> tuple[torch.Tensor, Any]:
-        """Scales every row to its largest value; core asks for it once it has patched a dequantised weight."""
-        scale = tensor.abs().amax(dim=1).float().div_(FP8_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
-        qdata = (tensor.float() / scale[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
-        return qdata, cls.Params(scale=scale, orig_dtype=tensor.dtype, orig_shape=tuple(tensor.shape))
+    def quantize(
+        cls, tensor: torch.Tensor, scale: object = None, stochastic_rounding: int = 0, inplace_ops: bool = False
+    ) -> tuple[torch.Tensor, Any]:
+        """Scales every row to its largest value; core asks for it once it has patched a dequantised weight.
+
+        Args:
+            tensor: [out, in].
+            scale: core's wish to have it found anew, as it is in any case.
+            stochastic_rounding: a seed, or 0 to round to nearest, which would lose most of a weak LoRA: the values
+                lie on the grid already.
+            inplace_ops: whether `tensor` may be overwritten; it is not.
+        """
+        found = tensor.abs().amax(dim=1).float().div_(FP8_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
+        found = found.bfloat16().float()  # as it will meet the values again
+        scaled = (tensor.float() / found[:, None]).clamp_(-FP8_MAX, FP8_MAX)
+        if stochastic_rounding > 0:
+            qdata = comfy.float.stochastic_rounding(scaled, torch.float8_e4m3fn, seed=stochastic_rounding)
+        else:
+            qdata = scaled.to(torch.float8_e4m3fn)
+        return qdata, cls.Params(scale=found, orig_dtype=tensor.dtype, orig_shape=tuple(tensor.shape))
 
     @classmethod
     def dequantize(cls, qdata: torch.Tensor, params: Any) -> torch.Tensor:
@@ -84,14 +103,19 @@ def keeps_fp8(choice: str, parameters: int) -> bool:
 
 
 def marked(state_dict: StateDict) -> StateDict:
-    """Row-wise fp8 weights with the mark by which core gives them quantised Linears; their values are not touched."""
+    """Row-wise fp8 weights with the mark by which core gives them quantised Linears, and the other tensors in bf16."""
     mark = torch.tensor(list(json.dumps(_MARK).encode()), dtype=torch.uint8)
     marks = {
         f"{name.removesuffix('_scale').removesuffix('.weight')}.comfy_quant": mark.clone()
         for name in state_dict
         if name.endswith(".weight_scale")
     }
-    return {**state_dict, **marks}
+    plain = {
+        name: tensor.to(torch.bfloat16)
+        for name, tensor in state_dict.items()
+        if tensor.is_floating_point() and tensor.dtype != torch.float8_e4m3fn and not name.endswith(".weight_scale")
+    }
+    return {**state_dict, **plain, **marks}
 
 
 def adopt(transformer: nn.Module) -> None:
@@ -104,4 +128,4 @@ def adopt(transformer: nn.Module) -> None:
             )
             kept = QuantizedTensor(weight._qdata, LAYOUT, params)
             module.weight = nn.Parameter(kept, requires_grad=False)
-            module.layout_type = LAYOUT  # type: ignore[assignment]
+            module.layout_type, module.quant_format = LAYOUT, FORMAT  # type: ignore[assignment]

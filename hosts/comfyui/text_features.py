@@ -18,8 +18,11 @@ from comfy.patcher_extension import WrappersMP
 CROSS_ATTENTION = "c_crossattn"
 
 # Whoever stands between the conditioning and the model may want it as core hands it on.
-_BETWEEN = (WrappersMP.CALC_COND_BATCH, WrappersMP.PREDICT_NOISE, WrappersMP.APPLY_MODEL)
-_BETWEEN_OPTIONS = ("model_function_wrapper", "sampler_calc_cond_batch_function", "multigpu_clones")
+_BETWEEN = (WrappersMP.SAMPLER_SAMPLE, WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL)
+_BETWEEN_OPTIONS = (
+    *("model_function_wrapper", "sampler_calc_cond_batch_function", "multigpu_clones"),
+    *("sampler_pre_cfg_function", "sampler_cfg_function", "sampler_post_cfg_function"),
+)
 
 
 class TextFeaturesOnDevice:
@@ -33,25 +36,35 @@ class TextFeaturesOnDevice:
         self._key = key
 
     def __call__(self, executor: Any, guider: Any, sigmas: Any, extra_args: dict[str, Any], *args: Any) -> Any:
-        if not self._watched(extra_args.get("model_options", {})):
-            device, dtype = guider.model_patcher.load_device, guider.inner_model.get_dtype_inference()
-            guider.conds = {
-                name: None if conds is None else [_converted(cond, device, dtype) for cond in conds]
-                for name, conds in guider.conds.items()
-            }
-        return executor(guider, sigmas, extra_args, *args)
+        if self._watched(extra_args.get("model_options", {})):
+            return executor(guider, sigmas, extra_args, *args)
+        device, dtype = guider.model_patcher.load_device, guider.inner_model.get_dtype_inference()
+        before = guider.conds
+        guider.conds = {
+            name: None if conds is None else [_converted(cond, device, dtype) for cond in conds]
+            for name, conds in before.items()
+        }
+        try:
+            return executor(guider, sigmas, extra_args, *args)
+        finally:
+            guider.conds = before  # core keeps them when sampling is cut short
 
     def _watched(self, model_options: Mapping[str, Any]) -> bool:
         wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
         others = (wrappers.get(kind, {}).keys() - {self._key} for kind in _BETWEEN)
-        return any(others) or any(model_options.get(name) is not None for name in _BETWEEN_OPTIONS)
+        return any(others) or any(model_options.get(name) for name in _BETWEEN_OPTIONS)
 
 
 def _converted(cond: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """A copy of one conditioning with its text features as the model converts them; not if a ControlNet sees them."""
+    """A copy of one conditioning with its text features as the model converts them.
+
+    As it is where a ControlNet sees them, or a hook of the conditioning's own may bring a wrapper in later.
+    """
     model_conds = cond.get("model_conds", {})
     features = model_conds.get(CROSS_ATTENTION)
-    if features is None or not isinstance(features.cond, torch.Tensor) or cond.get("control") is not None:
+    if features is None or not isinstance(features.cond, torch.Tensor):
+        return cond
+    if cond.get("control") is not None or cond.get("hooks") is not None:
         return cond
     converted = comfy.model_management.cast_to_device(features.cond, device, dtype)
     return {**cond, "model_conds": {**model_conds, CROSS_ATTENTION: features._copy_with(converted)}}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import comfy.hooks
 import comfy.model_base
+import comfy.model_management
 import pytest
 import torch
 from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
+from comfy.patcher_extension import WrappersMP, add_wrapper_with_key
 from ideogram4_fusion.hosts.comfyui.quality import set_quality
 from ideogram4_fusion.hosts.comfyui.sampling import find_preset, make_guider, preset_sigmas, sample
 from ideogram4_fusion.tests.comfyui.models import conditioning, empty_latent, load, write_checkpoint
@@ -74,7 +76,10 @@ def test_the_callers_conditioning_stays_as_it_is(inference: None, model: ModelPa
     assert positive[0][0].dtype == torch.float32 and positive[0][0].device.type == "cpu"
 
 
-@pytest.mark.parametrize("kind", [WrappersMP.CALC_COND_BATCH, WrappersMP.PREDICT_NOISE, WrappersMP.APPLY_MODEL])
+KINDS = [WrappersMP.SAMPLER_SAMPLE, WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_another_packs_wrapper_sees_what_core_hands_on(
     inference: None, model: ModelPatcher, given: list[torch.Tensor], kind: str
 ) -> None:
@@ -91,6 +96,54 @@ def test_a_function_around_the_model_sees_what_core_hands_on(
     fused.set_model_unet_function_wrapper(lambda apply, call: apply(call["input"], call["timestep"], **call["c"]))
     render(fused)
     assert {features.dtype for features in given} == {torch.float32}
+
+
+def test_a_guidance_function_sees_what_core_hands_on(
+    inference: None, model: ModelPatcher, given: list[torch.Tensor]
+) -> None:
+    fused, _ = set_quality(model, "lossless")
+    fused.set_model_sampler_post_cfg_function(lambda call: call["denoised"])
+    render(fused)
+    assert {features.dtype for features in given} == {torch.float32}
+
+
+def test_a_hook_of_the_conditioning_sees_what_core_hands_on(
+    inference: None, model: ModelPatcher, given: list[torch.Tensor]
+) -> None:
+    """core brings a hook's wrappers in during the step, behind everyone who looked before."""
+    seen: list[torch.dtype] = []
+
+    def wrapper(executor: Any, x: Any, t: Any, c_concat: Any, c_crossattn: Any, *rest: Any, **named: Any) -> Any:
+        seen.append(c_crossattn.dtype)
+        return executor(x, t, c_concat, c_crossattn * 1.1, *rest, **named)
+
+    options: dict[str, Any] = {}
+    add_wrapper_with_key(WrappersMP.APPLY_MODEL, "hook", wrapper, options)
+    pictures = []
+    for quality in ("off", "lossless"):
+        hooks = comfy.hooks.HookGroup()
+        hooks.add(comfy.hooks.TransformerOptionsHook(options, comfy.hooks.EnumHookScope.HookedOnly))
+        positive = comfy.hooks.set_hooks_for_conditioning(conditioning(), hooks)
+        fused, _ = set_quality(model, quality)
+        comfy.hooks.create_transformer_options_from_hooks(fused, hooks)
+        levels = preset_sigmas(fused, empty_latent(), PRESET)[-3:]
+        pictures.append(sample(make_guider(fused, positive, PRESET, levels), levels, empty_latent(), 3)["samples"])
+    assert torch.equal(*pictures)
+    assert set(seen) == {torch.float32}
+
+
+def test_a_run_cut_short_keeps_no_converted_features(inference: None, model: ModelPatcher) -> None:
+    fused, _ = set_quality(model, "lossless")
+    levels = preset_sigmas(fused, empty_latent(), PRESET)[-3:]
+    guider = make_guider(fused, conditioning(), PRESET, levels)
+
+    def interrupt(step: int) -> None:
+        raise comfy.model_management.InterruptProcessingException
+
+    with pytest.raises(comfy.model_management.InterruptProcessingException):
+        sample(guider, levels, empty_latent(), 3, on_step=interrupt)
+    features = guider.conds["positive"][0]["model_conds"]["c_crossattn"].cond
+    assert features.dtype == torch.float32 and features.device.type == "cpu"
 
 
 def test_off_leaves_it_to_core(inference: None, model: ModelPatcher, given: list[torch.Tensor]) -> None:
