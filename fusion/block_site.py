@@ -33,11 +33,18 @@ class BlockSite(Site):
         return call, self.mount.emits(self.module, call.attention)
 
     def signature(self, call: tuple[BlockCall, tuple[bool, bool]]) -> Hashable:
-        (block_call, emits), mount = call, self.mount
+        (block_call, (to_attention, to_feed_forward)), mount = call, self.mount
+        parts: Any = self.module._modules
+        takes = mount.takes_fp8
+        # Where fp8 is handed on, the inner sites do not ask for a proof of their own.
+        spared = (
+            takes(parts["adaln_modulation"]),
+            to_attention and takes(parts["attention"]._modules.get("o")),
+            to_feed_forward and takes(parts["feed_forward"]._modules["w2"]),
+        )
         shared = tuple(map(mount.kind, block_call.attention.values()))
-        spared = mount.takes_fp8(self.module.adaln_modulation)  # type: ignore[arg-type]
         adaln_input = block_call.adaln_input
-        return form_of(block_call.x), adaln_input.shape[-1], mount.kind(adaln_input), shared, emits, spared
+        return form_of(block_call.x), adaln_input.shape[-1], mount.kind(adaln_input), shared, call[1], spared
 
     def obstructed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return norms_hooked(self.module)  # by something that came inside the call; Mount looks before it
@@ -94,6 +101,7 @@ class BlockSite(Site):
         modulation: list[torch.Tensor] = []
         x = block_call.x
         ffn_out: torch.Tensor | None = None
+        merged: list[torch.Tensor] = []  # residual and branch of the gate behind attention
 
         def see_modulation(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
             if first_argument(given, named) is not adaln_input or modulation:
@@ -120,6 +128,7 @@ class BlockSite(Site):
             after, before = block.attention_norm2, block.ffn_norm1
             with weight_of(after, out) as weight, weight_of(before, out) as following:
                 merge(x, out, weight, modulation[1], following, modulation[2], after.eps, before.eps)
+            merged.extend((x, out))
             x = self._norm(gate, after, modulation[1], x, out)
 
         def see_feed_forward(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
@@ -127,8 +136,14 @@ class BlockSite(Site):
             seen = first_argument(given, named)
             evidence.structure.add(self._norm(modulate, block.ffn_norm1, modulation[2], x), seen)
             if to_feed_forward:
-                emit = self.mount.compare_emission(MODULATE, seen)
-                self._norm(emit, block.ffn_norm1, modulation[2], x)
+                self._norm(self.mount.compare_emission(MODULATE, seen), block.ffn_norm1, modulation[2], x)
+                weight_of, (residual, branch) = self.mount.host.norm_weight, merged
+                after, before = block.attention_norm2, block.ffn_norm1
+                with weight_of(after, branch) as weight, weight_of(before, branch) as following:
+                    self.mount.compare_emission(MERGE, x, seen)(
+                        *(residual, branch, weight, modulation[1], following, modulation[2], after.eps, before.eps)
+                    )
+            merged.clear()
             ffn_out = out
 
         with (
@@ -150,7 +165,7 @@ class BlockSite(Site):
 def _modulation(m: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """[B, 1, 4 * D] -> scale and gate of attention, scale and gate of the feed-forward; gates behind tanh.
 
-    tanh is ATen's own, over all four at once: one launch and no copy, and half its work for nothing is one row.
+    tanh is ATen's own, over all four at once: one launch and no copy, and what it does for nothing is small.
     """
     scale_msa, _, scale_mlp, _ = m.chunk(4, dim=-1)
     _, gate_msa, _, gate_mlp = torch.tanh(m).chunk(4, dim=-1)

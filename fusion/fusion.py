@@ -13,12 +13,14 @@ from ..kernels.availability import unavailable
 from .chains import FP8_INPUT, ROPE, Chain, load_chains, quantise_chain
 from .host import Host
 from .mount import Mount
-from .proof import HIGH, LOSSLESS, Ledger
+from .proof import HIGH, LOSSLESS, Ledger, log
 from .self_test import self_test
 from .structure import Structure, inspect_model
 
 OFF = "off"
 QUALITIES = (OFF, LOSSLESS, HIGH)
+
+_OFTEN = 8  # proofs lost before it is said: another pack's patch or two come and go in any session
 
 
 class Fusion:
@@ -64,6 +66,7 @@ class Fusion:
             if quality == LOSSLESS:
                 self.ledger.refused.update(inexact)
         self._mounts: weakref.WeakKeyDictionary[nn.Module, Mount | str] = weakref.WeakKeyDictionary()
+        self._outdated = 0
 
     def self_test(self, root: nn.Module) -> None:
         """Tries every chain that `root` has a site for on random numbers of its sizes; the status tells the outcome."""
@@ -128,7 +131,12 @@ class Fusion:
         if self.ledger.stock_reason is not None:
             return self.ledger.stock_reason
         known = self._mounts.get(root)
-        if known is None or (isinstance(known, Mount) and known.outdated()):
+        outdated = isinstance(known, Mount) and known.outdated()
+        if outdated:
+            self._outdated += 1
+            if self._outdated == _OFTEN:
+                log.warning("Ideogram 4 fusion: the model's blocks keep changing, and are proven anew each time")
+        if known is None or outdated:
             structure: Structure = inspect_model(root)
             known = structure.declined or Mount(structure, self.host, self._chains, self.ledger)
             self._mounts[root] = known

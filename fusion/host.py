@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -46,9 +46,11 @@ class Host:
             read in no other way, so that LoRA, offloading and paging keep working.
         attention: the host's attention, where its rope can be exchanged.
         emission: how its fp8 Linears take an input that is quantised already, where it has any.
+        rests_on: what of its own, besides the modules, a proof rests on, as it is now; compared by identity.
     """
 
     name: str
     norm_weight: Callable[[nn.RMSNorm, torch.Tensor], AbstractContextManager[torch.Tensor]]
     attention: AttentionForm | None = None
     emission: Emission | None = None
+    rests_on: Callable[[], Iterable[object]] = tuple

@@ -23,11 +23,11 @@ class FeedForwardSite(Site):
         return x
 
     def signature(self, call: torch.Tensor) -> Hashable:
-        takes = self.mount.takes_fp8
-        return form_of(call), self._emits(), takes(self.module.w1) and takes(self.module.w3)
+        takes, layers = self.mount.takes_fp8, self.module._modules
+        return form_of(call), self._emits(), takes(layers["w1"]) and takes(layers["w3"])
 
     def _emits(self) -> bool:
-        return SILU_MUL not in self.mount.ledger.refused and self.mount.takes_fp8(self.module.w2)
+        return SILU_MUL not in self.mount.ledger.refused and self.mount.takes_fp8(self.module._modules["w2"])
 
     def fused(self, call: torch.Tensor | Emitted) -> torch.Tensor:
         ffn: Any = self.module
@@ -42,6 +42,7 @@ class FeedForwardSite(Site):
         evidence = self.mount.evidence
         silu_mul = self.mount.compare(SILU_MUL)
         hidden: dict[str, torch.Tensor] = {}
+        expected: list[torch.Tensor] = []  # what w2 is to be given
         emits = self._emits()
 
         def same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -51,20 +52,23 @@ class FeedForwardSite(Site):
         def see_first(name: str) -> Watch:
             def see(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
                 same(call, first_argument(given, named))
-                if name in hidden:
+                if name in hidden or expected:
                     raise LookupError(f"{name} was called twice")
                 hidden[name] = out
+                if len(hidden) == 2:
+                    # Here, and not behind w2, so that nothing is kept of w1 and w3 that stock has let go of.
+                    a, b = hidden.pop("w1"), hidden.pop("w3")
+                    expected.append(silu_mul(a, b))
+                    if emits:
+                        self.mount.compare_emission(SILU_MUL, expected[0])(a, b)
 
             return see
 
         def see_w2(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
-            seen = first_argument(given, named)
-            a, b = hidden.pop("w1"), hidden.pop("w3")
-            evidence.structure.add(silu_mul(a, b), seen)
-            if emits:
-                self.mount.compare_emission(SILU_MUL, seen)(a, b)
             if "w2" in hidden:
                 raise LookupError("w2 was called twice")
+            evidence.structure.add(expected.pop(), first_argument(given, named))
+            expected.append(out)
             hidden["w2"] = out
 
         w1, w3 = self.watched(ffn.w1, see_first("w1")), self.watched(ffn.w3, see_first("w3"))
@@ -97,7 +101,7 @@ class AttentionSite(Site):
         (x, *rest), kwargs = call
         kinds = kind_of(tuple(rest)), tuple((name, kind_of(value)) for name, value in kwargs.items())
         takes = self.mount.takes_fp8
-        return form_of(x), kinds, *(takes(getattr(self.module, name, None)) for name in ("qkv", "o"))
+        return form_of(x), kinds, *(takes(self.module._modules.get(name)) for name in ("qkv", "o"))
 
     def fused(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> torch.Tensor:
         return self._with_rope(self.mount.run(ROPE), self.mount.spare, *call)
@@ -120,9 +124,9 @@ class AttentionSite(Site):
         # asked once more before it is said to compute something else.
         stock = self.stock(*args, **kwargs) if differing(ours, out) else out
         self.mount.evidence.form(ROPE).add(ours, stock)
-        qkv, x = getattr(self.module, "qkv", None), args[0]
+        qkv, x = self.module._modules.get("qkv"), args[0]
         given = x if qkv is None else self.mount.spare(qkv, x)
-        if isinstance(given, Emitted) or self.mount.takes_fp8(getattr(self.module, "o", None)):
+        if isinstance(given, Emitted) or self.mount.takes_fp8(self.module._modules.get("o")):
             spared = given, *args[1:]
             rope = self.mount.run(ROPE)
             self.mount.compare_spared(lambda: self._with_rope(rope, self.mount.spare, spared, kwargs), stock)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.modules.module as torch_modules
 from torch import nn
 
 from .block_site import BlockSite
@@ -40,9 +41,9 @@ class Mount:
         if host.attention is not None and all(host.attention.stands_for(b.attention) for b in structure.blocks):
             rope = tuple(AttentionSite(b.attention, self) for b in structure.blocks)
             self._sites += (((ROPE,), rope),)
-        self._mounted: frozenset[str] = frozenset()
         self._thread: int | None = None
-        self._marks = Marks(structure.blocks)
+        self._marks = Marks(structure.blocks, host.rests_on)
+        self._first: Site | None = None
         # What holds for one forward, worked out where it is first asked for: blocks share most of their arguments.
         self._units: dict[torch.device, torch.Tensor] = {}
         self._takes: dict[int, bool] = {}
@@ -63,6 +64,12 @@ class Mount:
                     found.update(dict.fromkeys(names, f"another node patched {type(site.module).__name__}"))
                     break
         return found
+
+    def begin(self, site: Site) -> None:
+        """Forgets what held for the forward before, if `site` is the first of this one; a call may run several."""
+        if site is self._first:
+            for known in (self._takes, self._kinds, self._shared):
+                known.clear()
 
     def kind(self, value: Any) -> Hashable:
         """`kind_of` an argument that the blocks of one forward share."""
@@ -87,10 +94,18 @@ class Mount:
         """
         if MODULATE in self.ledger.refused or MERGE in self.ledger.refused:
             return False, False  # the eager form would take two more passes over memory than the Linear itself
-        attention, ffn = block.attention, block.feed_forward
+        # By the dictionaries: `getattr` of a module takes ten times as long, and a block asks for eight.
+        parts = block._modules
+        attention, ffn = parts["attention"], parts["feed_forward"]
+        layers = ffn._modules
         return (
-            self.takes_fp8(getattr(attention, "qkv", None)) and self.takes_attention(attention, attention_arguments),
-            SILU_MUL in self._mounted and not is_hooked(ffn) and self.takes_fp8(ffn.w1) and self.takes_fp8(ffn.w3),
+            type(attention.__dict__.get("forward")) is AttentionSite
+            and self.takes_fp8(attention._modules.get("qkv"))
+            and self.takes_attention(attention, attention_arguments),
+            type(ffn.__dict__.get("forward")) is FeedForwardSite
+            and not is_hooked(ffn)
+            and self.takes_fp8(layers["w1"])
+            and self.takes_fp8(layers["w3"]),
         )
 
     def emitted(self, data: torch.Tensor) -> Emitted:
@@ -124,11 +139,10 @@ class Mount:
         form = self.host.attention
         return (
             form is not None
-            and ROPE in self._mounted
             and ROPE not in self.ledger.refused  # which also says that the written-out form is not the module's own
             and not is_hooked(attention)
             and form.takes(arguments)
-            and not any(map(is_meddled_with, attention.children()))
+            and not any(layer is not None and is_meddled_with(layer) for layer in attention._modules.values())
         )
 
     def run(self, name: str) -> Callable[..., Any]:
@@ -155,8 +169,13 @@ class Mount:
 
         return both
 
-    def compare_emission(self, name: str, stock: torch.Tensor) -> Callable[..., None]:
-        """A chain that runs its kernel for fp8, and notes whether that is what the host makes of `stock`, [B, T, K]."""
+    def compare_emission(self, name: str, *stock: torch.Tensor) -> Callable[..., None]:
+        """A chain that runs its kernel for fp8, and notes whether its results are stock's.
+
+        Args:
+            name: of the chain.
+            stock: its results in bf16, [B, T, K]; of the last, what the host quantises it to is compared.
+        """
         emission, chain = self.host.emission, self._chains[name]
         assert emission is not None  # asked for only where a Linear takes fp8
 
@@ -170,7 +189,12 @@ class Mount:
             except Exception as error:
                 self.ledger.refuse(FP8_INPUT, raised(error))
             else:
-                self.evidence.count(FP8_INPUT).add(ours.flatten(0, 1), emission.quantise(stock.flatten(0, 1)))
+                count = self.evidence.count(FP8_INPUT)
+                *plain, last = stock
+                *others, quantised = ours if isinstance(ours, tuple) else (ours,)
+                for mine, theirs in zip(others, plain, strict=True):
+                    count.add(mine, theirs)
+                count.add(quantised.flatten(0, 1), emission.quantise(last.flatten(0, 1)))
 
         return emit
 
@@ -199,16 +223,17 @@ class Mount:
     def active(self) -> Iterator[None]:
         """Exchanges the forwards. Settles the evidence of a call that came to its end; one cut short proves nothing.
 
-        While another thread, or an outer call, has sites on the model, this one runs through it as it finds it.
+        While another thread, or an outer call, has sites on the model, this one runs through it as it finds it; so it
+        does where hooks on all modules want to see those that the kernels skip.
         """
         with contextlib.ExitStack() as exchanged:
             with EXCHANGE:
-                mine = not self._taken()
+                mine = not self._taken() and not _hooked_everywhere()
                 if mine:
                     foreign = self.foreign()
                     groups = [(names, group) for names, group in self._sites if names[0] not in foreign]
                     sites = [site for _, group in groups for site in group]
-                    self._mounted = frozenset(name for names, _ in groups for name in names)
+                    self._first = sites[0] if sites else None
                     self.evidence = Evidence()
                     self._thread = threading.get_ident()
                     exchanged.enter_context(exchanged_forwards({site.module: site for site in sites}))
@@ -225,6 +250,10 @@ class Mount:
 
     def _taken(self) -> bool:
         return any(isinstance(s.module.__dict__.get("forward"), Site) for _, group in self._sites for s in group)
+
+
+def _hooked_everywhere() -> bool:
+    return any(getattr(torch_modules, f"_global_{name}", None) for name in ("forward_hooks", "forward_pre_hooks"))
 
 
 def _run(chain: Chain, ledger: Ledger, *args: Any) -> Any:

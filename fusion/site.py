@@ -55,12 +55,15 @@ class Site:
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         x = first_argument(args, kwargs)
         if isinstance(x, Emitted):
-            return self.fused(self.bind(args, kwargs))  # its block proved this form together with the plain one
+            return self.fused(
+                self.bind(args, kwargs)
+            )  # its block's signature covers this form, and its shadow proved it
         # Under torch.compile the host's own chain is traced: Inductor fuses it its own way, and no proof can run there.
         if torch.compiler.is_compiling() or (mount := self._mount()) is None or not mount.serves():
             return self.stock(*args, **kwargs)
         if not self._plain(x) or self.obstructed(args, kwargs):
             return self.stock(*args, **kwargs)
+        mount.begin(self)
         call = self.bind(args, kwargs)
         signature = self.signature(call)
         if signature in self.proven:

@@ -1,6 +1,6 @@
 """Launches with little Python: what depends on the form of the arguments alone is worked out once for each form.
 
-A block launches seven kernels. Checking the arguments, computing grid and strides, and Triton's own search for the
+A block launches six kernels. Checking the arguments, computing grid and strides, and Triton's own search for the
 compiled kernel took 60 us a launch on the host of an H200; a search by form and a launch of what it finds take 25.
 """
 

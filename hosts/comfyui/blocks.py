@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import comfy.model_management
 import comfy.ops
 import comfy.quant_ops
 import torch
@@ -80,7 +81,13 @@ def _stands_for(attention: nn.Module) -> bool:
 
 
 def _takes(arguments: Mapping[str, Any]) -> bool:
+    if comfy.model_management.in_training:
+        return False  # core then norms and rotates in operations that have gradients
     return "optimized_attention_override" not in (arguments.get("transformer_options") or {})
+
+
+def _rests_on() -> tuple[object, ...]:
+    return (comfy.quant_ops.ck.rms_rope_split_half,)
 
 
 def _rope() -> Chain:
@@ -103,4 +110,4 @@ def _rope() -> Chain:
     return Chain(ROPE, stock, Prepared(rms_norm_rope.prepare), rms_norm_rope.inexact_rotation)
 
 
-HOST = Host("ComfyUI", _norm_weight, AttentionForm(_attention_forward, _stands_for, _rope, _takes), EMISSION)
+HOST = Host("ComfyUI", _norm_weight, AttentionForm(_attention_forward, _stands_for, _rope, _takes), EMISSION, _rests_on)

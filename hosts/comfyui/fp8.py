@@ -6,6 +6,7 @@ it: without an input scale the layout's scale is 1, and two fp8 tensors are mult
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import comfy.ops
@@ -50,12 +51,13 @@ def _multiply(linear: nn.Module, rows: torch.Tensor, scale: torch.Tensor) -> tor
     )
     with cast as (weight, bias):
         if scaled_mm_v2 is not None and isinstance(weight, QuantizedTensor) and weight._layout_cls == LAYOUT:
-            product: torch.Tensor = scaled_mm_v2(
-                rows, weight._qdata.t(), scale_a=scale, scale_b=weight._params.scale, bias=bias, out_dtype=dtype
-            )
-        else:
-            product = torch.nn.functional.linear(_wrap(rows, scale), weight, bias)
-    return product
+            one, other = scale, weight._params.scale
+            with contextlib.suppress(RuntimeError, TypeError):  # then as comfy-kitchen does where this fails
+                product: torch.Tensor = scaled_mm_v2(
+                    rows, weight._qdata.t(), scale_a=one, scale_b=other, bias=bias, out_dtype=dtype
+                )
+                return product
+        return torch.nn.functional.linear(_wrap(rows, scale), weight, bias)
 
 
 def _wrap(rows: torch.Tensor, scale: torch.Tensor) -> QuantizedTensor:

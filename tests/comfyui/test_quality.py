@@ -303,3 +303,21 @@ def test_core_quantises_every_bf16_value_as_the_kernel_does(inference: None) -> 
 
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256).cuda()
     assert torch.equal(EMISSION.quantise(every).view(torch.uint8), quantise(every).view(torch.uint8))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="no fp8 hardware")
+def test_a_product_that_fails_is_left_to_core(model: ModelPatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ideogram4_fusion.hosts.comfyui import fp8
+
+    fused, _ = set_quality(model, "lossless")
+    stock = render(model)
+    assert torch.equal(render(fused), stock)
+    failed: list[int] = []
+
+    def fail(*_: Any, **__: Any) -> None:
+        failed.append(1)
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(fp8, "scaled_mm_v2", fail)
+    assert torch.equal(render(fused), stock)
+    assert failed and "fp8 input exact" in status(fused)
