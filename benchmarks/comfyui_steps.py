@@ -92,11 +92,12 @@ def _step_row(sides: Mapping[str, Any], quality: str, size: int, rounds: int) ->
     times: dict[str, list[float]] = {name: [] for name in sides}
     outputs: dict[str, torch.Tensor] = {}
     peaks: dict[str, float | None] = {}
+    features = _features(sides["off"])
     for turn in range(rounds + 1):
         for name, side in sides.items():
             _forget_peak()
             clock = StepClock()
-            outputs[name] = _render(side, STEP_PRESET, size, clock)
+            outputs[name] = _render(side, STEP_PRESET, size, features, clock)
             peaks[name] = _peak_gib()
             if turn:
                 times[name] += [1000 * seconds for seconds in clock.seconds_per_step]
@@ -119,11 +120,12 @@ def _step_row(sides: Mapping[str, Any], quality: str, size: int, rounds: int) ->
 def _generation_rows(sides: Mapping[str, Any], preset: str, size: int) -> Sequence[dict[str, Any]]:
     """One row a side: seconds of a whole generation, sampler included, text encoder and VAE not."""
     rows: list[dict[str, Any]] = []
+    features = _features(sides["off"])
     for name, side in sides.items():
         seconds = []
         for _ in range(GENERATIONS):
             start = time.perf_counter()
-            latent = _render(side, preset, size)
+            latent = _render(side, preset, size, features)
             seconds.append(time.perf_counter() - start)
         spread = record.spread(seconds[1:])
         md5 = hashlib.md5(latent.float().cpu().numpy().tobytes(), usedforsecurity=False).hexdigest()
@@ -135,7 +137,13 @@ def _generation_rows(sides: Mapping[str, Any], preset: str, size: int) -> Sequen
     return rows
 
 
-def _render(model: Any, preset_name: str, size: int, on_step: Any = None) -> torch.Tensor:
+def _features(model: Any) -> torch.Tensor:
+    """Random text features [1, TEXT_TOKENS, width] on the CPU, where core's text encoders leave theirs."""
+    width = model.model.diffusion_model.llm_cond_norm.normalized_shape[0]
+    return torch.randn(1, TEXT_TOKENS, width, generator=torch.Generator().manual_seed(0))
+
+
+def _render(model: Any, preset_name: str, size: int, features: torch.Tensor, on_step: Any = None) -> torch.Tensor:
     """The latent of one generation, on the CPU."""
     from ..hosts.comfyui.sampling import find_preset, make_guider, preset_sigmas, sample
 
@@ -144,8 +152,6 @@ def _render(model: Any, preset_name: str, size: int, on_step: Any = None) -> tor
     levels = preset_sigmas(model, latent, preset)
     if on_step is not None and size >= LARGE:
         levels = torch.cat((levels[:STEPS_OF_LARGE], levels[-1:]))
-    width = model.model.diffusion_model.llm_cond_norm.normalized_shape[0]
-    features = torch.randn(1, TEXT_TOKENS, width, generator=torch.Generator().manual_seed(0))
     guider = make_guider(model, [[features, {}]], preset, levels)
     samples: torch.Tensor = sample(guider, levels, latent, 0, on_step)["samples"]
     return samples.cpu()

@@ -13,12 +13,25 @@ from typing import Any
 
 import comfy.model_management
 import torch
+from comfy.conds import CONDRegular
 from comfy.patcher_extension import WrappersMP
 
 CROSS_ATTENTION = "c_crossattn"
 
+
+class _Uncopied(CONDRegular):  # type: ignore[misc]  # core is untyped
+    """Alone in its batch it is handed on as it is, where core copies it in every step: as large again on the device."""
+
+    def concat(self, others: list[CONDRegular]) -> torch.Tensor:
+        joined: torch.Tensor = super().concat(others) if others else self.cond
+        return joined
+
+
 # Whoever stands between the conditioning and the model may want it as core hands it on.
-_BETWEEN = (WrappersMP.SAMPLER_SAMPLE, WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL)
+_BETWEEN = (
+    *(WrappersMP.SAMPLER_SAMPLE, WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL),
+    WrappersMP.DIFFUSION_MODEL,
+)
 _BETWEEN_OPTIONS = (
     *("model_function_wrapper", "sampler_calc_cond_batch_function", "multigpu_clones"),
     *("sampler_pre_cfg_function", "sampler_cfg_function", "sampler_post_cfg_function"),
@@ -62,9 +75,9 @@ def _converted(cond: dict[str, Any], device: torch.device, dtype: torch.dtype) -
     """
     model_conds = cond.get("model_conds", {})
     features = model_conds.get(CROSS_ATTENTION)
-    if features is None or not isinstance(features.cond, torch.Tensor):
+    if type(features) is not CONDRegular:
         return cond
     if cond.get("control") is not None or cond.get("hooks") is not None:
         return cond
     converted = comfy.model_management.cast_to_device(features.cond, device, dtype)
-    return {**cond, "model_conds": {**model_conds, CROSS_ATTENTION: features._copy_with(converted)}}
+    return {**cond, "model_conds": {**model_conds, CROSS_ATTENTION: _Uncopied(converted)}}

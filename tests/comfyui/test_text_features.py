@@ -66,6 +66,8 @@ def test_the_model_is_given_the_same_values_converted(
         assert theirs.dtype == torch.float32 and theirs.device.type == "cpu"
         assert ours.dtype == torch.bfloat16 and ours.device.type == device.type
         assert torch.equal(theirs.to(device, torch.bfloat16), ours)
+    if batch == 1:
+        assert len({ours.data_ptr() for ours in given}) == 1, "no copy a step"
 
 
 def test_the_callers_conditioning_stays_as_it_is(inference: None, model: ModelPatcher) -> None:
@@ -76,7 +78,10 @@ def test_the_callers_conditioning_stays_as_it_is(inference: None, model: ModelPa
     assert positive[0][0].dtype == torch.float32 and positive[0][0].device.type == "cpu"
 
 
-KINDS = [WrappersMP.SAMPLER_SAMPLE, WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL]
+KINDS = [
+    *(WrappersMP.SAMPLER_SAMPLE, WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH),
+    *(WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
