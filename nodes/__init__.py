@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from .compare_quality import CompareFusionQuality
 from .fusion_quality import FusionQuality
+from .load_lora import LoadIdeogram4Lora
 from .load_model import LoadIdeogram4
 from .preset import Ideogram4Preset
 from .sampler import Ideogram4Sampler
@@ -15,4 +16,11 @@ from .sampler import Ideogram4Sampler
 class FusionExtension(ComfyExtension):
     @override
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [LoadIdeogram4, FusionQuality, Ideogram4Preset, Ideogram4Sampler, CompareFusionQuality]
+        return [
+            LoadIdeogram4,
+            LoadIdeogram4Lora,
+            FusionQuality,
+            Ideogram4Preset,
+            Ideogram4Sampler,
+            CompareFusionQuality,
+        ]

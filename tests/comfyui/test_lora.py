@@ -1,0 +1,156 @@
+"""LoRAs under every trainer's names, against weights with the same product merged in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import comfy.model_management
+import pytest
+import torch
+from comfy.model_patcher import ModelPatcher
+from ideogram4_fusion.hosts.comfyui.load import load_diffusion_model
+from ideogram4_fusion.hosts.comfyui.lora import LoraError, apply_lora
+from ideogram4_fusion.hosts.comfyui.quality import set_quality
+from ideogram4_fusion.tests.tiny import StateDict, tiny_config, tiny_state_dict, write_file
+from safetensors.torch import save_file
+
+CONFIG = tiny_config()
+RANK, STRENGTH = 4, 0.8
+SPLIT = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
+OTHERS = ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "adaln_modulation")
+
+
+@pytest.fixture(scope="module")
+def weights() -> StateDict:
+    return tiny_state_dict(CONFIG)
+
+
+@pytest.fixture
+def model(tmp_path: Path, weights: StateDict) -> ModelPatcher:
+    return load_diffusion_model(write_file(tmp_path / "model.safetensors", weights, CONFIG))
+
+
+def pairs(weights: StateDict, split: bool) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Module -> down [rank, in] and up [out, rank]; q, k and v have one each where they are split."""
+    generator = torch.Generator().manual_seed(1)
+    found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for layer in range(int(CONFIG["num_layers"])):
+        for part in (*(SPLIT if split else ("attention.qkv", "attention.o")), *OTHERS):
+            fused = part.replace("to_out.0", "o")
+            thirds = part.endswith(("to_q", "to_k", "to_v"))
+            if thirds:
+                fused = "attention.qkv"
+            out, inner = weights[f"layers.{layer}.{fused}.weight"].shape
+            down = torch.randn(RANK, inner, generator=generator) * 0.05
+            found[f"layers.{layer}.{part}"] = down, torch.randn(out // 3 if thirds else out, RANK, generator=generator)
+    return found
+
+
+def merged(weights: StateDict, changes: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> StateDict:
+    """The weights with strength * up @ down added, by plain slices."""
+    result = {name: tensor.clone() for name, tensor in weights.items()}
+    for module, (down, up) in changes.items():
+        delta = STRENGTH * up @ down
+        block, _, part = module.rpartition(".to_")
+        if part in ("q", "k", "v"):
+            qkv = result[f"{block}.qkv.weight"]
+            start = "qkv".index(part) * (qkv.shape[0] // 3)
+            qkv[start : start + delta.shape[0]] += delta
+        else:
+            result[f"{module.replace('to_out.0', 'o')}.weight"] += delta
+    return result
+
+
+def peft(prefix: str, changes: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> StateDict:
+    return {
+        f"{prefix}{module}.lora_{side}.weight": tensor
+        for module, both in changes.items()
+        for side, tensor in zip("AB", both, strict=True)
+    }
+
+
+def kohya(changes: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> StateDict:
+    """With an alpha of twice the rank, so that the product counts twice."""
+    stored: StateDict = {}
+    for module, (down, up) in changes.items():
+        name = f"lora_unet_{module.replace('.', '_')}"
+        stored |= {f"{name}.lora_down.weight": down, f"{name}.lora_up.weight": up / 2}
+        stored[f"{name}.alpha"] = torch.tensor(2.0 * RANK)
+    return stored
+
+
+NAMINGS = {
+    "diffusers": (True, lambda changes: peft("transformer.", changes)),
+    "diffusers without a prefix": (True, lambda changes: peft("", changes)),
+    "ai-toolkit": (False, lambda changes: peft("diffusion_model.", changes)),
+    "original": (False, lambda changes: peft("conditional_transformer.", changes)),
+    "kohya": (False, kohya),
+    "kohya, split": (True, kohya),
+}
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+def test_every_naming_gives_the_merged_weights(
+    tmp_path: Path, model: ModelPatcher, weights: StateDict, naming: str
+) -> None:
+    split, spelled = NAMINGS[naming]
+    changes = pairs(weights, split)
+    file = tmp_path / "lora.safetensors"
+    save_file(spelled(changes), str(file))
+    patched, line = apply_lora(model, file, STRENGTH)
+    assert line == f"{len(changes)} layers at strength 0.8"
+    comfy.model_management.load_models_gpu([patched])
+    loaded = patched.model.diffusion_model.state_dict()
+    try:
+        for name, expected in merged(weights, changes).items():
+            torch.testing.assert_close(loaded[name].float(), expected, rtol=0, atol=1e-6)
+    finally:
+        patched.detach()
+    for name, tensor in weights.items():
+        assert torch.equal(model.model.diffusion_model.state_dict()[name].float(), tensor), name
+
+
+def test_what_matches_nothing_is_counted_and_named(tmp_path: Path, model: ModelPatcher, weights: StateDict) -> None:
+    changes = pairs(weights, split=True)
+    stored = peft("transformer.", changes)
+    strangers = [f"text_encoder.layers.{n}.q_proj.lora_A.weight" for n in range(5)]
+    stored |= {name: torch.zeros(1) for name in strangers}
+    file = tmp_path / "lora.safetensors"
+    save_file(stored, str(file))
+    _, line = apply_lora(model, file, 1.0)
+    assert line.startswith(f"{len(changes)} layers at strength 1; 5 of {len(stored)} tensors match nothing: ")
+    assert line.endswith(" and 2 more") and strangers[0] in line
+
+
+def test_a_lora_of_another_model_is_refused(tmp_path: Path, model: ModelPatcher) -> None:
+    file = tmp_path / "lora.safetensors"
+    save_file({"transformer.blocks.0.attn.to_q.lora_A.weight": torch.zeros(4, 8)}, str(file))
+    with pytest.raises(LoraError, match="none of its 1 tensors belongs to this model"):
+        apply_lora(model, file, 1.0)
+
+
+def test_a_lora_of_another_size_is_refused(tmp_path: Path, model: ModelPatcher, weights: StateDict) -> None:
+    stored = peft("transformer.", pairs(weights, split=True))
+    name = "transformer.layers.0.attention.to_k.lora_B.weight"
+    stored[name] = torch.zeros(2 * stored[name].shape[0], RANK)
+    file = tmp_path / "lora.safetensors"
+    save_file(stored, str(file))
+    with pytest.raises(LoraError, match=r"layers\.0\.attention\.qkv\.weight is \[256, 128\], the model's \[128, 128\]"):
+        apply_lora(model, file, 1.0)
+
+
+def test_strength_0_is_the_model_itself(tmp_path: Path, model: ModelPatcher, weights: StateDict) -> None:
+    file = tmp_path / "lora.safetensors"
+    save_file(peft("transformer.", pairs(weights, split=True)), str(file))
+    same, line = apply_lora(model, file, 0.0)
+    assert same is model and line.endswith("at strength 0: not applied")
+
+
+def test_a_quality_goes_on_holding(tmp_path: Path, model: ModelPatcher, weights: StateDict) -> None:
+    from ideogram4_fusion.hosts.comfyui.quality import fusion_of
+
+    file = tmp_path / "lora.safetensors"
+    save_file(peft("transformer.", pairs(weights, split=True)), str(file))
+    fused, _ = set_quality(model, "lossless")
+    patched, _ = apply_lora(fused, file, 1.0)
+    assert fusion_of(patched) is fusion_of(fused)
