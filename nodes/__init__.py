@@ -10,6 +10,7 @@ from .fusion_quality import FusionQuality
 from .load_lora import LoadIdeogram4Lora
 from .load_model import LoadIdeogram4
 from .preset import Ideogram4Preset
+from .raw_text_taps import Ideogram4RawTextTaps
 from .sampler import Ideogram4Sampler
 
 
@@ -19,6 +20,7 @@ class FusionExtension(ComfyExtension):
         return [
             LoadIdeogram4,
             LoadIdeogram4Lora,
+            Ideogram4RawTextTaps,
             FusionQuality,
             Ideogram4Preset,
             Ideogram4Sampler,

@@ -24,6 +24,7 @@ import nodes
 FROZEN: dict[str, tuple[list[str], list[str]]] = {
     "Ideogram4Fusion_LoadModel": (["unet_name", "row_wise_weights"], ["MODEL", "STRING"]),
     "Ideogram4Fusion_LoadLora": (["model", "lora_name", "strength_model"], ["MODEL", "STRING"]),
+    "Ideogram4Fusion_RawTextTaps": (["clip"], ["CLIP", "STRING"]),
     "Ideogram4Fusion_FusionQuality": (["model", "quality"], ["MODEL", "STRING"]),
     "Ideogram4Fusion_Preset": (
         ["model", "positive", "latent_image", "preset", "unconditional_model"],
