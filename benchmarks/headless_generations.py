@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,14 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: a trial on the CPU
 
+from ..checkpoint.errors import CheckpointError
 from ..comparison.metrics import compare
 from ..fusion.fusion import OFF, QUALITIES
 from ..hosts.diffusers.conditioning import encode
 from ..hosts.diffusers.folder import open_folder
 from ..hosts.diffusers.load import load_models
 from ..hosts.diffusers.render import Renderer
-from ..hosts.diffusers.settings import Settings
+from ..hosts.diffusers.settings import Settings, SettingsError
 from ..sampling.presets import PRESETS
 from . import record
 from .prompts import PROMPTS
@@ -42,16 +44,23 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024, help="pixels a side")
     parser.add_argument("--generations", type=int, default=10, help="of each; at least 2, the first is thrown away")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=record.RESULTS / "headless.json")
+    parser.add_argument("--output", type=Path, help="results/headless.json; without a GPU output/headless.json")
     options = parser.parse_args()
     if options.generations < 2 or options.qualities[0] != OFF:
         parser.error("at least 2 generations are needed, and `off` first among the qualities")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = device.type == "cuda"
+    if not on_gpu:
+        print("no GPU: the kernels are interpreted, so these times say nothing", file=sys.stderr)
     rows = []
-    for row in run(options, device):
-        rows.append(row)
-        print(row, flush=True)
-    record.write(options.output, {"origin": record.origin(device), "rows": rows})
+    try:
+        for row in run(options, device):
+            rows.append(row)
+            print(row, flush=True)
+    except (CheckpointError, SettingsError) as error:
+        sys.exit(f"bench: {error}")
+    output = options.output or (record.RESULTS if on_gpu else Path("output")) / "headless.json"
+    record.write(output, {"origin": record.origin(device), "rows": rows})
 
 
 def run(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:

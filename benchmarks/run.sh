@@ -1,9 +1,10 @@
 #!/bin/sh
 # make bench: everything that benchmarks/results/ holds, and the table in the README. Needs an NVIDIA GPU.
 #
-#   benchmarks/run.sh              kernels; steps and generations in a ComfyUI, under both of its patchers, if one is found
-#   benchmarks/run.sh FOLDER ...   with real weights, a folder in the official layout: see headless_generations.py, which
-#                                  is given the rest
+#   benchmarks/run.sh              kernels; if a ComfyUI is found, steps and generations under both of its patchers, and
+#                                  whole renders (their random VAE needs diffusers in ComfyUI's Python)
+#   benchmarks/run.sh FOLDER ...   with real weights, a folder in the official layout: see headless_generations.py,
+#                                  which is given the rest
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
@@ -32,5 +33,6 @@ else
     measure kernels
     measure comfyui_steps --patcher dynamic
     measure comfyui_steps --patcher plain
+    measure comfyui_comparison
 fi
 measure table

@@ -1,4 +1,4 @@
-"""Writes the README's tables from benchmarks/results/.
+"""Writes the README's tables from benchmarks/results/, every number rounded against us.
 
     python -m ideogram4_fusion.benchmarks.table [--check]
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..comparison.rounding import ceiled, floored
 from . import record
 
 README = record.RESULTS.parent.parent / "README.md"
@@ -67,9 +68,9 @@ def _steps(found: Mapping[str, Any]) -> Iterator[list[str]]:
             yield [
                 f"{row['quality']}, {PATCHERS[patcher]}",
                 str(row["size"]),
-                _spread(row["stock_step_ms_spread"]),
-                _spread(row["step_ms_spread"]),
-                "-" if ratio is None else f"{_down(ratio)}",
+                _spread(row["stock_step_ms_spread"], floored),
+                _spread(row["step_ms_spread"], ceiled),
+                "-" if ratio is None else floored(ratio, 2),
                 _yes(row["equal_to_stock"]),
             ]
 
@@ -87,9 +88,9 @@ def _generations(found: Mapping[str, Any]) -> Iterator[list[str]]:
             yield [
                 f"{row['preset']}, {row['size']}, {row['quality']}",
                 PATCHERS[patcher],
-                f"{stock['seconds']:.2f}",
-                f"{row['seconds']:.2f}",
-                "-" if ratio is None else f"{_down(ratio)}",
+                floored(stock["seconds"], 2),
+                ceiled(row["seconds"], 2),
+                "-" if ratio is None else floored(ratio, 2),
                 _yes(row["equal_to_stock"]),
             ]
 
@@ -103,11 +104,12 @@ def _kernels(result: Mapping[str, Any]) -> Iterator[list[str]]:
             yield [*head, "not equal", "", "", ""]
             continue
         others = [
-            f"{name} {times['median']:.1f}{'' if times['equal'] else ' (not equal)'}"
+            f"{name} {floored(times['median'], 1)}{'' if times['equal'] else ' (not equal)'}"
             for name, times in row["others_us"].items()
             if "median" in times
         ]
-        yield [*head, f"{row['us']:.1f}", f"{row['times_floor']:.2f}", f"{row['eager_us']:.1f}", ", ".join(others)]
+        ours = ceiled(row["us"], 1), ceiled(row["times_floor"], 2)
+        yield [*head, *ours, floored(row["eager_us"], 1), ", ".join(others)]
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -115,13 +117,8 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _spread(spread: Mapping[str, float]) -> str:
-    return f"{spread['median']:.1f} ({spread['q1']:.1f} to {spread['q3']:.1f})"
-
-
-def _down(ratio: float) -> str:
-    """Two decimals, never rounded up."""
-    return f"{int(ratio * 100) / 100:.2f}"
+def _spread(spread: Mapping[str, float], rounded: Callable[[float, int], str]) -> str:
+    return f"{rounded(spread['median'], 1)} ({rounded(spread['q1'], 1)} to {rounded(spread['q3'], 1)})"
 
 
 def _yes(equal: bool) -> str:

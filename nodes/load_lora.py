@@ -26,7 +26,7 @@ class LoadIdeogram4Lora(io.ComfyNode):
             "ai-toolkit, kohya or ComfyUI. Says how many layers it changes and which of its tensors match nothing.",
             search_aliases=["ideogram", "lora", "lycoris"],
             inputs=[
-                io.Model.Input("model", tooltip="An Ideogram 4 model, in front of the quality node or behind it."),
+                io.Model.Input("model", tooltip="An Ideogram 4 model, before the quality node."),
                 io.Combo.Input(
                     "lora_name", options=folder_paths.get_filename_list(_FOLDER), tooltip="A file of models/loras."
                 ),
