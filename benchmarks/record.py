@@ -38,10 +38,10 @@ def commit() -> str:
     return shown.stdout.strip() or "unknown"
 
 
-def origin(device: torch.device, **versions: str) -> dict[str, str]:
+def origin(device: torch.device) -> dict[str, str]:
     """Versions, GPU, commit and time (UTC), for the head of a results file."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return {**describe_environment(device), **versions, "commit": commit(), "measured": now}
+    return {**describe_environment(device), "commit": commit(), "measured": now}
 
 
 def checkpoint(file: Path, description: str) -> str:

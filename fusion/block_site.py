@@ -39,7 +39,7 @@ class BlockSite(Site):
         # Where fp8 is handed on, the inner sites do not ask for a proof of their own.
         spared = (
             takes(parts["adaln_modulation"]),
-            to_attention and takes(parts["attention"]._modules.get("o")),
+            to_attention and takes(mount.attention_linears(parts["attention"])[1]),
             to_feed_forward and takes(parts["feed_forward"]._modules["w2"]),
         )
         shared = tuple(map(mount.kind, block_call.attention.values()))

@@ -26,6 +26,8 @@ class AttentionForm:
             Linear that takes it, and is the tensor itself for others.
         stands_for: whether it stands for this attention module.
         rope: the chain, loaded when kernels are available.
+        first_linear: name of the Linear that takes the hidden states, where there is but one.
+        last_linear: name of the Linear that makes the result.
         takes: whether it may stand for the module in a call with these named arguments. The shadow runs attention a
             second time, which something that overrides it could notice; hooks and patches on modules are looked after.
     """
@@ -34,6 +36,8 @@ class AttentionForm:
     stands_for: Callable[[nn.Module], bool]
     rope: Callable[[], Chain]
     takes: Callable[[Mapping[str, Any]], bool] = lambda arguments: True
+    first_linear: str | None = None
+    last_linear: str | None = None
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,9 @@ class FeedForwardSite(Site):
         ffn: Any = self.module
         evidence = self.mount.evidence
         silu_mul = self.mount.compare(SILU_MUL)
-        hidden: dict[str, torch.Tensor] = {}
-        expected: list[torch.Tensor] = []  # what w2 is to be given
+        first: dict[str, torch.Tensor] = {}  # of w1 and w3
+        expected: torch.Tensor | None = None  # what w2 is to be given
+        result: torch.Tensor | None = None
         emits = self._emits()
 
         def same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -51,32 +52,36 @@ class FeedForwardSite(Site):
 
         def see_first(name: str) -> Watch:
             def see(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
+                nonlocal expected
                 same(call, first_argument(given, named))
-                if name in hidden or expected:
+                if name in first or expected is not None:
                     raise LookupError(f"{name} was called twice")
-                hidden[name] = out
-                if len(hidden) == 2:
+                first[name] = out
+                if len(first) == 2:
                     # Here, and not behind w2, so that nothing is kept of w1 and w3 that stock has let go of.
-                    a, b = hidden.pop("w1"), hidden.pop("w3")
-                    expected.append(silu_mul(a, b))
+                    a, b = first.pop("w1"), first.pop("w3")
+                    expected = silu_mul(a, b)
                     if emits:
-                        self.mount.compare_emission(SILU_MUL, expected[0])(a, b)
+                        self.mount.compare_emission(SILU_MUL, expected)(a, b)
 
             return see
 
         def see_w2(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
-            if "w2" in hidden:
-                raise LookupError("w2 was called twice")
-            evidence.structure.add(expected.pop(), first_argument(given, named))
-            expected.append(out)
-            hidden["w2"] = out
+            nonlocal result
+            if expected is None or result is not None:
+                raise LookupError("w2 was called otherwise")
+            evidence.structure.add(expected, first_argument(given, named))
+            result = out
 
         w1, w3 = self.watched(ffn.w1, see_first("w1")), self.watched(ffn.w3, see_first("w3"))
         with w1, w3, self.watched(ffn.w2, see_w2):
             out = self.stock(*args, **kwargs)
+        expected = None
 
         def see_whole() -> None:
-            same(hidden["w2"], out)
+            if result is None:
+                raise LookupError("w2 was not called")
+            same(result, out)
             spared = self._spared(call)
             if emits or isinstance(spared, Emitted):
                 self.mount.compare_spared(lambda: self.fused(spared), out)
@@ -101,7 +106,7 @@ class AttentionSite(Site):
         (x, *rest), kwargs = call
         kinds = kind_of(tuple(rest)), tuple((name, kind_of(value)) for name, value in kwargs.items())
         takes = self.mount.takes_fp8
-        return form_of(x), kinds, *(takes(self.module._modules.get(name)) for name in ("qkv", "o"))
+        return form_of(x), kinds, *map(takes, self.mount.attention_linears(self.module))
 
     def fused(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> torch.Tensor:
         return self._with_rope(self.mount.run(ROPE), self.mount.spare, *call)
@@ -124,9 +129,9 @@ class AttentionSite(Site):
         # asked once more before it is said to compute something else.
         stock = self.stock(*args, **kwargs) if differing(ours, out) else out
         self.mount.evidence.form(ROPE).add(ours, stock)
-        qkv, x = self.module._modules.get("qkv"), args[0]
-        given = x if qkv is None else self.mount.spare(qkv, x)
-        if isinstance(given, Emitted) or self.mount.takes_fp8(self.module._modules.get("o")):
+        (first, last), x = self.mount.attention_linears(self.module), args[0]
+        given = x if first is None else self.mount.spare(first, x)
+        if isinstance(given, Emitted) or self.mount.takes_fp8(last):
             spared = given, *args[1:]
             rope = self.mount.run(ROPE)
             self.mount.compare_spared(lambda: self._with_rope(rope, self.mount.spare, spared, kwargs), stock)

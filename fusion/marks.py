@@ -9,15 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from .structure import NORMS
-
-_DTYPE = operator.attrgetter("dtype")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class Marks:
     """The modules that blocks consist of, their classes' forwards, whatever was put on them by name, their hooks, the
-    hooks and forwards of the layers inside, and the norms' dtypes, as they are when this is made.
+    hooks and forwards of the layers inside, as they are when this is made.
 
     Objects are held and compared by identity, so that no address is used again. It is looked at before every forward,
     hence the loops in C.
@@ -34,7 +31,6 @@ class Marks:
         self._dicts = [d for m in holders for d in (m.__dict__, m._modules)]
         self._layers = [layer.__dict__ for layer in layers]
         self._hooked = [module.__dict__ for module in {id(m): m for m in (*holders, *layers)}.values()]
-        self._norms = [b._modules[name]._parameters for b in blocks for name in NORMS]
         self._host = host
         self._then = self._now()
 
@@ -49,5 +45,4 @@ class Marks:
         for hooks in _HOOKS:
             found += chain.from_iterable(map(dict.values, filter(None, map(dict.get, self._hooked, repeat(hooks)))))
         found += map(dict.get, self._layers, repeat("forward"))
-        found += map(_DTYPE, map(dict.get, self._norms, repeat("weight")))
         return found

@@ -84,15 +84,27 @@ class Mount:
             return False
         takes = self._takes.get(id(linear))
         if takes is None:
-            takes = self._takes[id(linear)] = self.host.emission.takes(linear)
+            try:
+                takes = self.host.emission.takes(linear)
+            except Exception as error:  # a host that has changed
+                self.ledger.refuse(FP8_INPUT, raised(error))
+                takes = False
+            self._takes[id(linear)] = takes
         return takes
+
+    def attention_linears(self, attention: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
+        """The first and the last Linear of an attention module, where the host names them."""
+        form = self.host.attention
+        names = (None, None) if form is None else (form.first_linear, form.last_linear)
+        first, last = (None if name is None else attention._modules.get(name) for name in names)
+        return first, last
 
     def emits(self, block: Any, attention_arguments: Mapping[str, Any]) -> tuple[bool, bool]:
         """Whether the block's norms write fp8 for its attention, and for its feed-forward.
 
         Only where the module that receives it is one of ours for this call, and nothing hooks it.
         """
-        if MODULATE in self.ledger.refused or MERGE in self.ledger.refused:
+        if MODULATE in self.ledger.refused:
             return False, False  # the eager form would take two more passes over memory than the Linear itself
         # By the dictionaries: `getattr` of a module takes ten times as long, and a block asks for eight.
         parts = block._modules
@@ -100,7 +112,7 @@ class Mount:
         layers = ffn._modules
         return (
             type(attention.__dict__.get("forward")) is AttentionSite
-            and self.takes_fp8(attention._modules.get("qkv"))
+            and self.takes_fp8(self.attention_linears(attention)[0])
             and self.takes_attention(attention, attention_arguments),
             type(ffn.__dict__.get("forward")) is FeedForwardSite
             and not is_hooked(ffn)

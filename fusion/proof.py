@@ -2,7 +2,7 @@
 
 Evidence is gathered in shadow: stock runs, and each chain is computed beside it on the very tensors that stock saw.
 Equality is that of bytes (-0.0 is not 0.0, a NaN equals only the same NaN). Counts stay on the device until the forward
-is over, so that a shadow forward does not wait for the GPU after every chain.
+is over, so that a shadow forward does not wait for the GPU after every chain (it does once a block, at attention).
 
 What one forward can show: the norms of a 34-block forward over 512 tokens have 3e8 values, of which hundreds would
 differ if a row were added up in any other order than ATen's. Sums whose order is known to differ are not left to chance
@@ -147,11 +147,11 @@ class Ledger:
                 f"({unequal:,} of {evidence.structure.compared:,} values differ from stock)"
             )
             return
+        before = len(self.refused)
         for chain, count in evidence.forms.items():
             if unequal := count.total():
                 self.refuse(chain, f"{unequal:,} of {count.compared:,} values of the module around it differ")
         spared = evidence.chains.pop(FP8_INPUT, None)
-        before = len(self.refused)
         for chain, count in evidence.chains.items():
             self.judge(chain, count)
         if spared is not None:

@@ -61,9 +61,9 @@ class Site:
         # Under torch.compile the host's own chain is traced: Inductor fuses it its own way, and no proof can run there.
         if torch.compiler.is_compiling() or (mount := self._mount()) is None or not mount.serves():
             return self.stock(*args, **kwargs)
+        mount.begin(self)
         if not self._plain(x) or self.obstructed(args, kwargs):
             return self.stock(*args, **kwargs)
-        mount.begin(self)
         call = self.bind(args, kwargs)
         signature = self.signature(call)
         if signature in self.proven:

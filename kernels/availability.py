@@ -19,7 +19,9 @@ def unavailable(device: torch.device) -> str | None:
     if device.type != "cuda":
         if not interpreted():
             return f"the kernels run on a GPU, this model runs on {device.type}"
-    elif torch.version.hip is None and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+    elif torch.version.hip is not None:
+        return "the kernels are made for NVIDIA GPUs"
+    elif torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         name, (major, minor) = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
         return f"{name} has compute capability {major}.{minor}, the kernels need 8.0 for bfloat16"
     try:

@@ -87,7 +87,8 @@ def _takes(arguments: Mapping[str, Any]) -> bool:
 
 
 def _rests_on() -> tuple[object, ...]:
-    return (comfy.quant_ops.ck.rms_rope_split_half,)
+    kitchen = getattr(comfy.quant_ops, "ck", None)
+    return (getattr(kitchen, "rms_rope_split_half", None),)
 
 
 def _rope() -> Chain:
@@ -110,4 +111,5 @@ def _rope() -> Chain:
     return Chain(ROPE, stock, Prepared(rms_norm_rope.prepare), rms_norm_rope.inexact_rotation)
 
 
-HOST = Host("ComfyUI", _norm_weight, AttentionForm(_attention_forward, _stands_for, _rope, _takes), EMISSION, _rests_on)
+_ATTENTION = AttentionForm(_attention_forward, _stands_for, _rope, _takes, first_linear="qkv", last_linear="o")
+HOST = Host("ComfyUI", _norm_weight, _ATTENTION, EMISSION, _rests_on)

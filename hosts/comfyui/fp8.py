@@ -15,7 +15,7 @@ from comfy.quant_ops import QuantizedTensor, get_layout_class
 from torch import nn
 
 from ...fusion.emission import Emission
-from ...fusion.exchange import is_patched
+from ...fusion.exchange import is_meddled_with
 
 try:
     from comfy_kitchen.scaled_mm_v2 import scaled_mm_v2
@@ -32,12 +32,12 @@ def _takes(linear: nn.Module) -> bool:
     parameters = own["_parameters"]
     return (
         own.get("layout_type") == LAYOUT
-        and not module._full_precision_mm
+        and not own.get("_full_precision_mm", True)
         and not module.weight_function
         and not module.bias_function
         and not own.get("comfy_force_cast_weights")
         and not any(own.get(name) is not None or parameters.get(name) is not None for name in _SCALES)
-        and not (module._forward_hooks or module._forward_pre_hooks or is_patched(module))
+        and not is_meddled_with(module)
     )
 
 

@@ -64,7 +64,8 @@ def test_kept_weights_give_the_picture_of_bf16_ones(inference: None, path: Path,
     assert len(linears) == LAYERS * 6 + 7 and not kept_linears(plain)
     assert {weight._layout_cls for weight in linears} == {LAYOUT}
     assert {weight._qdata.dtype for weight in linears} == {torch.float8_e4m3fn}
-    assert kept.model_size() < 0.6 * plain.model_size() or not ON_GPU  # the tiny one is norms and biases
+    if ON_GPU:  # the tiny one is norms and biases
+        assert kept.model_size() < 0.6 * plain.model_size()
 
 
 def test_lossless_equals_stock(inference: None, path: Path) -> None:
