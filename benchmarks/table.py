@@ -1,15 +1,12 @@
 """Writes the README's tables from benchmarks/results/, every number rounded against us.
 
-    python -m ideogram4_fusion.benchmarks.table [--check]
-
-`--check` writes nothing, and fails if the README says something else than the results.
+python -m ideogram4_fusion.benchmarks.table
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,14 +21,7 @@ PATCHERS = {"dynamic": "dynamic VRAM (default)", "plain": "`--disable-dynamic-vr
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args()
-    text = README.read_text(encoding="utf-8")
-    made = inserted(text)
-    if options.check:
-        sys.exit(None if made == text else "README.md: its tables are not those of benchmarks/results/ (make bench)")
-    README.write_text(made, encoding="utf-8")
+    README.write_text(inserted(README.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def inserted(text: str) -> str:
@@ -55,6 +45,9 @@ def measured(results: Path = record.RESULTS) -> str:
         parts.append(_table(["step", "pixels", "stock ms", "fused ms", "ratio", "equal"], steps))
     if generations := list(_generations(found)):
         parts.append(_table(["generation", "patcher", "stock s", "fused s", "ratio", "equal"], generations))
+    if renders := list(_renders(results)):
+        head = ["render", "stock s a step", "fused s a step", "whole, of stock's", "pixels that differ"]
+        parts.append(_table(head, renders))
     if (path := results / "kernels.json").is_file():
         kernels = list(_kernels(json.loads(path.read_text(encoding="utf-8"))))
         parts.append(_table(["kernel", "writes", "µs", "x floor", "eager µs", "others µs"], kernels))
@@ -93,6 +86,20 @@ def _generations(found: Mapping[str, Any]) -> Iterator[list[str]]:
                 "-" if ratio is None else floored(ratio, 2),
                 _yes(row["equal_to_stock"]),
             ]
+
+
+def _renders(results: Path) -> Iterator[list[str]]:
+    for path in sorted(results.glob("comfyui_*_off_lossless.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        report = result["report"]
+        stock, ours = (statistics.median(report[side]["seconds_per_step"]) for side in "ab")
+        yield [
+            f"{report['preset']}, {report['width']}, lossless, {PATCHERS[result['patcher']]}",
+            floored(stock, 4),
+            ceiled(ours, 4),
+            ceiled(report["total_ratio"], 3),
+            f"{report['metrics']['differing']:,} of {report['metrics']['values']:,}",
+        ]
 
 
 def _kernels(result: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 MODULATE, GATE, MERGE, SILU_MUL, ROPE = "modulate", "gate", "gate+modulate", "silu-mul", "rope"
+BLOCK_CHAINS = (MODULATE, GATE, MERGE)  # those around the parts of a block, which stand or fall together
 FP8_INPUT = "fp8 input"  # what the next Linear would quantise, quantised before it: by the other chains, or by itself
 
 

@@ -92,12 +92,13 @@ class Fusion:
 
         Args:
             root: the model.
-            foreign: chain -> reason, for patches that are not on the model yet.
+            foreign: chain -> reason, for patches that another node will have put on the model by its next forward,
+                in place of those that are on it now, which may be another's; None where those are the ones.
         """
         mount = self._mount(root)
         if isinstance(mount, str):
             return f"stock: {mount}"
-        aside = {**mount.foreign(), **(foreign or {}), **self.ledger.refused}
+        aside = {**mount.foreign(patches=foreign is None), **(foreign or {}), **self.ledger.refused}
         seen = FP8_INPUT in self.ledger.differing or FP8_INPUT in self.ledger.refused
         names = mount.chain_names + ((FP8_INPUT,) if seen else ())
         states: dict[str, list[str]] = {}

@@ -23,8 +23,7 @@ class FeedForwardSite(Site):
         return x
 
     def signature(self, call: torch.Tensor) -> Hashable:
-        takes, layers = self.mount.takes_fp8, self.module._modules
-        return form_of(call), self._emits(), takes(layers["w1"]) and takes(layers["w3"])
+        return form_of(call), self._emits()
 
     def _emits(self) -> bool:
         return SILU_MUL not in self.mount.ledger.refused and self.mount.takes_fp8(self.module._modules["w2"])

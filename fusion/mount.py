@@ -13,7 +13,7 @@ import torch.nn.modules.module as torch_modules
 from torch import nn
 
 from .block_site import BlockSite
-from .chains import FP8_INPUT, GATE, MERGE, MODULATE, ROPE, SILU_MUL, Chain
+from .chains import BLOCK_CHAINS, FP8_INPUT, MODULATE, ROPE, SILU_MUL, Chain
 from .emission import FP8, Emitted
 from .exchange import EXCHANGE, exchanged_forwards, is_hooked, is_meddled_with, is_patched
 from .host import Host
@@ -35,7 +35,7 @@ class Mount:
         self._chains = chains
         self._runners = {name: partial(_run, chain, ledger) for name, chain in chains.items()}
         self._sites: tuple[tuple[tuple[str, ...], tuple[Site, ...]], ...] = (
-            ((MODULATE, GATE, MERGE), tuple(BlockSite(b, self, structure.signature) for b in structure.blocks)),
+            (BLOCK_CHAINS, tuple(BlockSite(b, self, structure.signature) for b in structure.blocks)),
             ((SILU_MUL,), tuple(FeedForwardSite(b.feed_forward, self) for b in structure.blocks)),
         )
         if host.attention is not None and all(host.attention.stands_for(b.attention) for b in structure.blocks):
@@ -55,12 +55,18 @@ class Mount:
         """The chains that this model and host have a site for."""
         return tuple(name for names, _ in self._sites for name in names)
 
-    def foreign(self) -> dict[str, str]:
-        """Chains that are not ours to fuse now, since another pack patched or hooks a module on their way."""
+    def foreign(self, patches: bool = True) -> dict[str, str]:
+        """Chains that are not ours to fuse now, since another pack patched or hooks a module on their way.
+
+        Args:
+            patches: whether to look at patches too, and not at hooks alone.
+        """
         found: dict[str, str] = {}
         for names, sites in self._sites:
             for site in sites:
-                if is_patched(site.module) or (isinstance(site, BlockSite) and norms_hooked(site.module)):
+                if (patches and is_patched(site.module)) or (
+                    isinstance(site, BlockSite) and norms_hooked(site.module, patches)
+                ):
                     found.update(dict.fromkeys(names, f"another node patched {type(site.module).__name__}"))
                     break
         return found

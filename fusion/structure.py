@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..kernels.rows import decline_hidden_size
-from .exchange import is_meddled_with
+from .exchange import is_hooked, is_meddled_with
 
 NORMS = ("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2")
 PARTS = ("attention", "feed_forward", *NORMS, "adaln_modulation")
@@ -76,10 +76,10 @@ def inspect_model(root: nn.Module) -> Structure:
     return Structure(blocks, signature)
 
 
-def norms_hooked(block: nn.Module) -> bool:
-    """Whether something patched or watches one of the block's norms, whose forward the kernels skip."""
-    parts = block._modules
-    return any(is_meddled_with(norm) for norm in (parts[name] for name in NORMS) if norm is not None)
+def norms_hooked(block: nn.Module, patches: bool = True) -> bool:
+    """Whether something watches, or with `patches` patched, one of the norms, whose forward the kernels skip."""
+    meddled, parts = is_meddled_with if patches else is_hooked, block._modules
+    return any(meddled(norm) for norm in (parts[name] for name in NORMS) if norm is not None)
 
 
 def _decline_block(block: nn.Module) -> str | None:

@@ -17,8 +17,9 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 from torch import nn
 
-from ...fusion.chains import GATE, MODULATE, SILU_MUL
+from ...fusion.chains import BLOCK_CHAINS, ROPE, SILU_MUL
 from ...fusion.fusion import OFF, QUALITIES, Fusion
+from ...fusion.structure import NORMS
 from .blocks import HOST
 from .text_features import TextFeaturesOnDevice
 
@@ -28,9 +29,11 @@ KEY = "ideogram4_fusion"
 _COMPILE_KEY = "torch.compile"
 _COMPILED = "torch.compile is on this model, and traces the stock chains"
 
+_BLOCK = r"diffusion_model\.layers\.\d+"
 _PATCHED = {
-    r"diffusion_model\.layers\.\d+(\.forward)?": (MODULATE, GATE),
-    r"diffusion_model\.layers\.\d+\.feed_forward(\.forward)?": (SILU_MUL,),
+    rf"{_BLOCK}(\.({'|'.join(NORMS)}))?(\.forward)?": BLOCK_CHAINS,
+    rf"{_BLOCK}\.feed_forward(\.forward)?": (SILU_MUL,),
+    rf"{_BLOCK}\.attention(\.forward)?": (ROPE,),
 }
 
 
@@ -120,8 +123,15 @@ def _root(base_model: Any) -> nn.Module:
     return getattr(root, "_orig_mod", root)
 
 
-def _foreign(model: ModelPatcher) -> dict[str, str]:
-    """Chains whose modules another node has patched; core puts such patches on the module only when it loads it."""
+def _foreign(model: ModelPatcher) -> dict[str, str] | None:
+    """Chains whose modules another node has patched on this MODEL; None where the module itself is to be asked.
+
+    core puts object patches on the shared module when it loads a clone, and there they lie until it loads another one:
+    only the clone that is loaded may be told from the module.
+    """
+    loaded = getattr(model.model, "current_patcher", None)
+    if loaded is not None and loaded.object_patches == model.object_patches:
+        return None
     return {
         chain: "another node patched it"
         for key in model.object_patches

@@ -8,6 +8,7 @@ once before the first step, gives the same bytes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,15 +17,24 @@ import torch
 from comfy.conds import CONDRegular
 from comfy.patcher_extension import WrappersMP
 
+log = logging.getLogger("ideogram4_fusion")
+
 CROSS_ATTENTION = "c_crossattn"
 
 
 class _Uncopied(CONDRegular):  # type: ignore[misc]  # core is untyped
-    """Alone in its batch it is handed on as it is, where core copies it in every step: as large again on the device."""
+    """Alone in its batch it is handed on as it is, where core copies it in every step: as large again on the device.
+
+    core's model only reads it, and whoever else is handed it turns all this off.
+    """
 
     def concat(self, others: list[CONDRegular]) -> torch.Tensor:
         joined: torch.Tensor = super().concat(others) if others else self.cond
         return joined
+
+
+def _sum_of_bits(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.int16 if x.element_size() == 2 else torch.int32).sum(dtype=torch.int64)
 
 
 # Whoever stands between the conditioning and the model may want it as core hands it on.
@@ -47,20 +57,30 @@ class TextFeaturesOnDevice:
 
     def __init__(self, key: str) -> None:
         self._key = key
+        self._off = False
 
     def __call__(self, executor: Any, guider: Any, sigmas: Any, extra_args: dict[str, Any], *args: Any) -> Any:
-        if self._watched(extra_args.get("model_options", {})):
+        if self._off or self._watched(extra_args.get("model_options", {})):
             return executor(guider, sigmas, extra_args, *args)
         device, dtype = guider.model_patcher.load_device, guider.inner_model.get_dtype_inference()
-        before = guider.conds
+        stock = guider.conds
         guider.conds = {
             name: None if conds is None else [_converted(cond, device, dtype) for cond in conds]
-            for name, conds in before.items()
+            for name, conds in stock.items()
         }
+        every = (c.get("model_conds", {}).get(CROSS_ATTENTION) for conds in guider.conds.values() for c in conds or ())
+        sums = [(each.cond, _sum_of_bits(each.cond)) for each in every if isinstance(each, _Uncopied)]
         try:
-            return executor(guider, sigmas, extra_args, *args)
+            samples = executor(guider, sigmas, extra_args, *args)
         finally:
-            guider.conds = before  # core keeps them when sampling is cut short
+            guider.conds = stock  # core keeps them when sampling is cut short
+        if all(bool(_sum_of_bits(features) == before) for features, before in sums):
+            return samples
+        log.warning(
+            "Ideogram 4 fusion: the model writes into its text features: sampling again with copies in each step"
+        )
+        self._off = True
+        return executor(guider, sigmas, extra_args, *args)
 
     def _watched(self, model_options: Mapping[str, Any]) -> bool:
         wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
@@ -80,4 +100,6 @@ def _converted(cond: dict[str, Any], device: torch.device, dtype: torch.dtype) -
     if cond.get("control") is not None or cond.get("hooks") is not None:
         return cond
     converted = comfy.model_management.cast_to_device(features.cond, device, dtype)
+    if converted is features.cond:
+        return cond  # nothing to spare, and it is the caller's own
     return {**cond, "model_conds": {**model_conds, CROSS_ATTENTION: _Uncopied(converted)}}

@@ -188,6 +188,28 @@ def test_a_patched_feed_forward_is_left_to_its_patch(model: ModelPatcher) -> Non
     assert "stock" not in status(again)
 
 
+@pytest.mark.parametrize(
+    ("where", "aside"),
+    [
+        ("", "modulate, gate, gate+modulate stock (another node patched it)"),
+        ("ffn_norm1.", "modulate, gate, gate+modulate stock (another node patched it)"),
+        ("attention.", "rope stock (another node patched it)"),
+    ],
+)
+def test_a_status_names_all_that_a_patch_takes_away(model: ModelPatcher, where: str, aside: str) -> None:
+    """Before it is loaded, and without what another clone has left on the shared module."""
+    path = f"diffusion_model.layers.1.{where}".removesuffix(".")
+    module = model.get_model_object(path)
+    stock = type(module).forward.__get__(module)
+    patched = model.clone()
+    patched.add_object_patch(f"{path}.forward", lambda *args, **named: stock(*args, **named))
+    _, said = set_quality(patched, "lossless")
+    assert aside in said
+    render(patched)  # and leaves its patch on the module
+    _, other = set_quality(model, "lossless")
+    assert "patched" not in other
+
+
 def test_a_patched_attention_is_called_as_core_calls_it(model: ModelPatcher) -> None:
     """A patch may know attention's arguments under names of its own: core hands them on by position."""
     attention = model.get_model_object("diffusion_model.layers.1.attention")

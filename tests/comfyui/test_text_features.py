@@ -137,6 +137,26 @@ def test_a_hook_of_the_conditioning_sees_what_core_hands_on(
     assert set(seen) == {torch.float32}
 
 
+def test_a_model_that_writes_into_them_is_sampled_again_as_core_does(
+    inference: None, model: ModelPatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A core that did so on its own copy would get other features in each step."""
+    stock = comfy.model_base.BaseModel._apply_model
+    width = model.model.diffusion_model.llm_cond_norm.normalized_shape[0]
+
+    def writing(self: Any, x: Any, t: Any, c_concat: Any, c_crossattn: Any, *rest: Any, **named: Any) -> Any:
+        out = stock(self, x, t, c_concat, c_crossattn, *rest, **named)
+        assert c_crossattn.shape[-1] == width
+        c_crossattn.mul_(1.5)
+        return out
+
+    monkeypatch.setattr(comfy.model_base.BaseModel, "_apply_model", writing)
+    expected = render(model)
+    fused, _ = set_quality(model, "lossless")
+    for _ in range(2):
+        assert torch.equal(render(fused), expected)
+
+
 def test_a_run_cut_short_keeps_no_converted_features(inference: None, model: ModelPatcher) -> None:
     fused, _ = set_quality(model, "lossless")
     levels = preset_sigmas(fused, empty_latent(), PRESET)[-3:]
