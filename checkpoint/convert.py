@@ -73,8 +73,8 @@ def dequantise_row_wise(state_dict: StateDict, dtype: torch.dtype = torch.bfloat
     """
     plain: StateDict = {}
     for name in list(state_dict):
-        if name.endswith(".weight_scale"):
-            continue
+        if name.endswith((".weight_scale", ".comfy_quant")):
+            continue  # scales go with their weights; marks say how ComfyUI saved what is dequantised now
         tensor = state_dict.pop(name).to(dtype)
         scale = state_dict.pop(f"{name}_scale", None)
         plain[name] = tensor if scale is None else tensor.mul_(scale.to(dtype)[:, None])

@@ -111,6 +111,13 @@ def check_marks(header: Header, prefix: str) -> None:
             for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
                 if not (name.startswith(prefix) and name.endswith(".comfy_quant")):
                     continue
+                if header.tensors[name].dtype not in ("U8", "I8"):  # core takes its bytes by way of numpy
+                    raise CheckpointError(
+                        path,
+                        f"the mark of a float8_e4m3fn weight is stored as {header.tensors[name].dtype}",
+                        "Use the file that it was made from.",
+                        name,
+                    )
                 form = _format(opened.get_tensor(name))
                 if form != _E4M3:
                     says = "cannot be read" if form is None else f"says {shortened(form)}"

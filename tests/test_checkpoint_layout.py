@@ -196,6 +196,15 @@ def test_mark_that_says_another_format(
     assert (caught.value.file, caught.value.key) == (file, key)
 
 
+def test_a_mark_that_is_no_bytes(tmp_path: Path, weights: StateDict) -> None:
+    """Found by mutating headers: core's loader died of it."""
+    scaled = quantise_scaled(weights)
+    key = "layers.0.attention.qkv.comfy_quant"
+    scaled[key] = scaled[key].view(torch.float8_e4m3fn)
+    error = refusal(tmp_path, scaled)
+    assert error.key == key and "is stored as F8_E4M3" in str(error)
+
+
 def test_integer_weights_of_an_unknown_tool(tmp_path: Path, weights: StateDict) -> None:
     weights[QKV] = torch.zeros(weights[QKV].shape, dtype=torch.uint8)
     assert "packed as U8 by a tool unknown here" in str(refusal(tmp_path, weights))
