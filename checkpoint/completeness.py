@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .dimensions import Dimensions
 from .errors import CheckpointError
 from .header import Header, TensorInfo
@@ -84,6 +86,14 @@ def check_complete(header: Header, layout: Layout, dims: Dimensions) -> None:
         expect(name, (shape,), _FLOATS)
     for module, shape in linear_shapes(dims, layout.naming).items():
         weight = found.get(f"{module}.weight")
+        if layout.weights == "comfy_mixed" and weight is not None and weight.dtype in ("U8", "I8"):
+            seen.add(f"{module}.comfy_quant")
+            if weight.dtype == "U8":
+                _expect_nvfp4(expect, module, *shape)
+            else:
+                expect(f"{module}.weight", (shape,), ("I8",))
+                expect(f"{module}.weight_scale", ((shape[0], 1), *_SCALAR), ("F32",))
+            continue
         if layout.scale is None or weight is None or weight.dtype != "F8_E4M3":
             # Files that keep the sensitive layers in bf16 are complete too.
             expect(f"{module}.weight", (shape,), _FLOATS)
@@ -120,6 +130,15 @@ def check_complete(header: Header, layout: Layout, dims: Dimensions) -> None:
             "ideogram4_fp8_scaled.safetensors of Comfy-Org/Ideogram-4",
             prefix + key,
         )
+
+
+def _expect_nvfp4(expect: Callable[..., None], module: str, out: int, inner: int) -> None:
+    """Two values a byte and an e4m3 scale for 16 of them, [out, in / 16] or padded to tiles of 128 x 4."""
+    blocks = inner // 16
+    padded = -(-out // 128) * 128, -(-blocks // 4) * 4
+    expect(f"{module}.weight", ((out, inner // 2),), ("U8",))
+    expect(f"{module}.weight_scale", ((out, blocks), padded), ("F8_E4M3", "U8"))
+    expect(f"{module}.weight_scale_2", _SCALAR, ("F32",))
 
 
 def _words(info: TensorInfo) -> str:

@@ -36,6 +36,6 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     layout = identify(header)
     dimensions = read_dimensions(header, layout, find_config(path))
     check_complete(header, layout, dimensions)
-    if layout.weights == "fp8_scaled":
+    if layout.weights in ("fp8_scaled", "comfy_mixed"):
         check_marks(header, layout.prefix)
     return Checkpoint(header, layout, dimensions)

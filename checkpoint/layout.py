@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from .errors import CheckpointError
 from .header import Header, TensorInfo
-from .quantisation import quantised_layers, refuse_other_quantisations
+from .quantisation import FORMATS, quantised_layers, refuse_other_quantisations
 from .strangers import CHOOSE_A_TRANSFORMER, refuse_stranger
 
 # Tensors that together no other published model has.
@@ -23,7 +23,7 @@ FUSED_PARTS = ("qkv", "o")
 SPLIT_PARTS = ("to_q", "to_k", "to_v", "to_out.0")
 
 Naming = Literal["fused", "split"]
-Weights = Literal["plain", "fp8_row_wise", "fp8_scaled"]
+Weights = Literal["plain", "fp8_row_wise", "fp8_scaled", "comfy_mixed"]
 
 _DTYPE_WORDS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
 
@@ -36,10 +36,12 @@ class Layout:
         prefix: what stands before every name.
         naming: "fused" has attention.qkv and .o; "split" has attention.to_q, .to_k, .to_v and .to_out.0.
         weights: "plain"; "fp8_row_wise" (official: e4m3 weight [O, I] with F32 weight_scale [O]); "fp8_scaled"
-            (Comfy-Org: e4m3 weight with one scalar scale, for ComfyUI's quantised operations).
+            (Comfy-Org: e4m3 weight with one scalar scale, for ComfyUI's quantised operations); "comfy_mixed" (the same
+            with nvfp4 or int8 weights among or instead of them).
         dtype: safetensors' name of the dtype that most parameters have.
         scale: the companion of an fp8 weight that holds its scale: "weight_scale", or "scale_weight" in the older
             form of "fp8_scaled", which a `scaled_fp8` tensor marks; None for plain weights.
+        formats: of "comfy_mixed": ComfyUI's names of the formats in it.
     """
 
     prefix: str
@@ -47,6 +49,7 @@ class Layout:
     weights: Weights
     dtype: str
     scale: str | None
+    formats: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Such as "official row-wise fp8, fused qkv"."""
@@ -54,6 +57,7 @@ class Layout:
             "plain": f"{_DTYPE_WORDS.get(self.dtype, self.dtype)} weights",
             "fp8_row_wise": "official row-wise fp8",
             "fp8_scaled": "ComfyUI per-tensor fp8",
+            "comfy_mixed": f"ComfyUI {' and '.join(self.formats)}",
         }[self.weights]
         return f"{weights}, {'fused qkv' if self.naming == 'fused' else 'split q, k, v'}"
 
@@ -74,17 +78,30 @@ def identify(header: Header) -> Layout:
     refuse_other_quantisations(header.file, tensors, layers)
     naming = _naming(header, tensors)
     weights, scale = _weights(header, tensors, layers)
-    if weights == "fp8_scaled" and naming == "split":
+    formats = tuple(sorted({FORMATS[info.dtype] for name, info in tensors.items() if _is_mixed(name, info, layers)}))
+    if formats:
+        if weights == "fp8_row_wise":
+            raise CheckpointError(
+                header.file, "it mixes row-wise fp8 with ComfyUI's own formats", "Use a file quantised one way."
+            )
+        formats = (*formats, *(("fp8",) if weights == "fp8_scaled" else ()))
+        weights, scale = "comfy_mixed", "weight_scale"
+    if weights in ("fp8_scaled", "comfy_mixed") and naming == "split":
         raise CheckpointError(
             header.file,
-            "per-tensor fp8 with split q, k, v: three scales cannot become the one that a fused qkv has",
+            "quantised for ComfyUI with split q, k, v: three scales cannot become the one that a fused qkv has",
             "Use ideogram4_fp8_scaled.safetensors of Comfy-Org/Ideogram-4, or a bf16 file.",
             "layers.0.attention.to_q.weight",
         )
     dtypes: Counter[str] = Counter()
     for info in tensors.values():
         dtypes[info.dtype] += math.prod(info.shape)
-    return Layout(prefix, naming, weights, dtypes.most_common(1)[0][0], scale)
+    return Layout(prefix, naming, weights, dtypes.most_common(1)[0][0], scale, formats)
+
+
+def _is_mixed(name: str, info: TensorInfo, layers: Mapping[str, str]) -> bool:
+    """Whether a tensor is a weight in a format that is ComfyUI's alone."""
+    return info.dtype in ("U8", "I8") and name.endswith(".weight") and name.removesuffix(".weight") in layers
 
 
 def _prefix(header: Header) -> str:

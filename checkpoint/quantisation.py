@@ -1,4 +1,4 @@
-"""Quantised formats that a file may have and this pack does not read, each refused by name."""
+"""Quantised formats that a file may have: which are ComfyUI's to compute with, and the others, each refused by name."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ _ALTERNATIVES = "Use the official fp8 file, ideogram4_fp8_scaled.safetensors of 
 
 _DOWNLOAD_AGAIN = "Download the file again."
 
-_E4M3 = "float8_e4m3fn"  # ComfyUI's name of the one format that the pack reads
+# What ComfyUI's formats that the pack hands on to it are stored in.
+FORMATS = {"F8_E4M3": "float8_e4m3fn", "U8": "nvfp4", "I8": "int8_tensorwise"}
 
 # Companions of a bitsandbytes 4-bit weight.
 _BITSANDBYTES = (".absmax", ".quant_map", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
-
-# What ComfyUI stores such weights in, where no format is spelled out in the metadata.
-_COMFY_STORAGE = {"U8": "nvfp4", "I8": "int8", "F8_E5M2": "float8_e5m2"}
 
 
 def quantised_layers(header: Header, prefix: str) -> dict[str, str]:
@@ -55,7 +53,7 @@ def quantised_layers(header: Header, prefix: str) -> dict[str, str]:
 
 
 def refuse_other_quantisations(file: Path, tensors: Mapping[str, TensorInfo], layers: Mapping[str, str]) -> None:
-    """Raises for every quantised format but e4m3 with scales.
+    """Raises for every quantised format but e4m3 with scales, and ComfyUI's nvfp4 and int8.
 
     Args:
         file: the file to name.
@@ -63,8 +61,8 @@ def refuse_other_quantisations(file: Path, tensors: Mapping[str, TensorInfo], la
         layers: what `quantised_layers` found.
 
     Raises:
-        CheckpointError: bitsandbytes, nvfp4, mxfp8, int8 and other integer or e5m2 weights, or metadata that calls a
-            weight e4m3 which is not.
+        CheckpointError: bitsandbytes, mxfp8, e5m2 and other weights, or metadata that names another format than the
+            one that a weight is stored in.
     """
     for name in tensors:
         if name.endswith(_BITSANDBYTES):
@@ -76,9 +74,9 @@ def refuse_other_quantisations(file: Path, tensors: Mapping[str, TensorInfo], la
             )
     for module, form in layers.items():
         weight = tensors.get(f"{module}.weight")
-        if form not in ("", _E4M3):
+        if form and form not in FORMATS.values():
             raise CheckpointError(file, f"it is quantised as {form}", _CORE_LOADS_IT, f"{module}.weight")
-        if form and weight is not None and weight.dtype != "F8_E4M3":
+        if form and weight is not None and FORMATS.get(weight.dtype) != form:
             raise CheckpointError(
                 file, f"its metadata says {form} of a weight in {weight.dtype}", _ALTERNATIVES, f"{module}.weight"
             )
@@ -91,17 +89,16 @@ def refuse_other_quantisations(file: Path, tensors: Mapping[str, TensorInfo], la
             # mxfp8 stores e4m3 too; its scales are exponents, one a block.
             if module in layers and scale is not None and scale.dtype in ("U8", "F8_E8M0"):
                 raise CheckpointError(file, "it is quantised as mxfp8", _CORE_LOADS_IT, name)
-        elif module in layers:
-            form = _COMFY_STORAGE.get(info.dtype, info.dtype)
-            raise CheckpointError(file, f"it is quantised as {form} for ComfyUI", _CORE_LOADS_IT, name)
-        else:
+        elif module in layers and info.dtype not in FORMATS:
+            raise CheckpointError(file, f"it is quantised as {info.dtype} for ComfyUI", _CORE_LOADS_IT, name)
+        elif module not in layers:
             raise CheckpointError(
                 file, f"its weights are packed as {info.dtype} by a tool unknown here", _ALTERNATIVES, name
             )
 
 
 def check_marks(header: Header, prefix: str) -> None:
-    """Reads the `comfy_quant` tensors of a per-tensor fp8 file: each is JSON of {"format": "float8_e4m3fn", ...}.
+    """Reads the `comfy_quant` tensors of a file of ComfyUI's: each is JSON of {"format": ...}, as its weight is stored.
 
     Raises:
         CheckpointError: one says another format, by which ComfyUI would misread the weight, or cannot be read.
@@ -111,18 +108,20 @@ def check_marks(header: Header, prefix: str) -> None:
             for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
                 if not (name.startswith(prefix) and name.endswith(".comfy_quant")):
                     continue
+                weight = header.tensors.get(f"{name.removesuffix('.comfy_quant')}.weight")
+                expected = FORMATS.get("" if weight is None else weight.dtype)
                 if header.tensors[name].dtype not in ("U8", "I8"):  # core takes its bytes by way of numpy
                     raise CheckpointError(
                         path,
-                        f"the mark of a float8_e4m3fn weight is stored as {header.tensors[name].dtype}",
+                        f"the mark of a {expected} weight is stored as {header.tensors[name].dtype}",
                         "Use the file that it was made from.",
                         name,
                     )
                 form = _format(opened.get_tensor(name))
-                if form != _E4M3:
+                if form != expected:
                     says = "cannot be read" if form is None else f"says {shortened(form)}"
                     raise CheckpointError(
-                        path, f"the mark of a float8_e4m3fn weight {says}", "Use the file that it was made from.", name
+                        path, f"the mark of a {expected} weight {says}", "Use the file that it was made from.", name
                     )
 
 

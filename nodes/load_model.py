@@ -22,8 +22,8 @@ class LoadIdeogram4(io.ComfyNode):
             display_name="Load Ideogram 4",
             category=CATEGORY,
             description="Loads an Ideogram 4 diffusion model and says which layout it found: the official row-wise "
-            "fp8, Comfy-Org's fp8_scaled, or bf16/fp16, with fused or split attention weights. A file that is "
-            "incomplete or of another kind is refused with the reason.",
+            "fp8, Comfy-Org's fp8_scaled, nvfp4_mixed and int8_convrot, or bf16/fp16, with fused or split attention "
+            "weights. A file that is incomplete or of another kind is refused with the reason.",
             search_aliases=["ideogram", "unet loader", "diffusion model loader", "fal instant", "fal fast"],
             inputs=[
                 io.Combo.Input(

@@ -56,7 +56,7 @@ def load_diffusion_model(
 
     Core's own loader takes the official fp8 file and diffusers' names for its own layout and drops what it does not
     know. Here row-wise fp8 becomes bfloat16 on the CPU (twice the file's size in RAM) or is dequantised in each call,
-    split q, k, v are fused, and per-tensor fp8 goes to core's quantised operations as it is.
+    split q, k, v are fused, and ComfyUI's own formats go to core's quantised operations as they are.
 
     Args:
         path: the .safetensors file, or any shard of it.
@@ -107,7 +107,7 @@ def _read(checkpoint: Checkpoint, keeps_row_wise: bool) -> tuple[StateDict, dict
     for file in checkpoint.header.paths:
         state_dict.update(comfy.utils.load_torch_file(str(file)))
     metadata = dict(checkpoint.header.metadata)
-    if layout.weights == "fp8_scaled":
+    if layout.weights in ("fp8_scaled", "comfy_mixed"):
         # Before the prefix goes: the metadata that names quantised layers names them with it.
         state_dict, metadata = comfy.utils.convert_old_quants(state_dict, layout.prefix, metadata=metadata)
     state_dict = to_fused_names(strip_prefix(state_dict, layout.prefix))
