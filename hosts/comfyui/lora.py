@@ -8,6 +8,8 @@ Source of the names: diffusers' `transformer_ideogram4.py` and its LoRA trainer;
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -41,24 +43,34 @@ def apply_lora(model: ModelPatcher, path: str | os.PathLike[str], strength: floa
         strength: what the patches are multiplied by; at 0 nothing is applied.
 
     Raises:
-        LoraError: not one of its tensors belongs to this model, or one has another size than the model's.
+        LoraError: not one of its tensors belongs to this model, one has another size than the model's, or a pair is
+            incomplete.
     """
-    tensors = comfy.lora_convert.convert_lora(comfy.utils.load_torch_file(str(path), safe_load=True))
+    stored, metadata = comfy.utils.load_torch_file(str(path), safe_load=True, return_metadata=True)
+    tensors = comfy.lora_convert.convert_lora(stored)
     names = lora_names(model)
-    patches = comfy.lora.load_lora(tensors, names, log_missing=False)
-    left = [name for name in tensors if names.get(_module(name, names) or "") not in patches]
+    weights = model.model.state_dict()
+    try:
+        found = comfy.lora.load_lora(tensors, names, log_missing=False)
+    except (LookupError, RuntimeError, ValueError) as error:  # half a pair, an alpha of several values
+        raise LoraError(f"{os.path.basename(path)}: it is damaged ({type(error).__name__}: {error})") from error
+    # core makes patches for biases too, of weights that have none and of slices.
+    patches = {target: patch for target, patch in found.items() if _weight(target) in weights}
+    taken = set().union(*(getattr(patch, "loaded_keys", ()) for patch in patches.values()))
+    left = [name for name in tensors if not _counts(name, names, patches, taken)]
     if not patches:
         raise LoraError(
             f"{os.path.basename(path)}: none of its {len(tensors)} tensors belongs to this model "
-            f"({', '.join(list(tensors)[:_NAMED_AT_MOST])}, ...)"
+            f"({', '.join([*list(tensors)[:_NAMED_AT_MOST], '...'])})"
         )
-    if misfit := _misfit(patches, model):
+    if misfit := _misfit(patches, weights):
         raise LoraError(f"{os.path.basename(path)}: {misfit}")
     if strength == 0:
         return model, f"{len(patches)} layers, at strength 0: not applied"
     patched = model.clone()
-    patched.add_patches(patches, strength)
-    line = f"{len(patches)} layers at strength {strength:g}"
+    alpha = _alpha(metadata) if not any(name.endswith(".alpha") for name in tensors) else 1.0
+    patched.add_patches(patches, strength * alpha)
+    line = f"{len(patches)} layers at strength {strength:g}" + (f" x {alpha:g} of its alpha" if alpha != 1 else "")
     if left:
         more = f" and {len(left) - _NAMED_AT_MOST} more" if len(left) > _NAMED_AT_MOST else ""
         line += f"; {len(left)} of {len(tensors)} tensors match nothing: {', '.join(left[:_NAMED_AT_MOST])}{more}"
@@ -92,17 +104,58 @@ def _split_names(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, T
             yield f"{module.removesuffix('o')}to_out.0", name
 
 
-def _misfit(patches: Mapping[Target, Any], model: ModelPatcher) -> str | None:
+def _weight(target: Target) -> str:
+    name = target if isinstance(target, str) else target[0]
+    return name if isinstance(name, str) else ""
+
+
+def _counts(tensor: str, names: Mapping[str, Target], patches: Mapping[Target, Any], taken: set[str]) -> bool:
+    """Whether a tensor has gone into one of the patches."""
+    target = names.get(_module(tensor, names) or "")
+    if target is None or target not in patches:
+        return False
+    if tensor.endswith((".diff_b", ".b_norm")):
+        return isinstance(target, str) and f"{target.removesuffix('.weight')}.bias" in patches
+    return tensor in taken or tensor.endswith((".diff", ".set_weight", ".w_norm"))
+
+
+def _alpha(metadata: Mapping[str, str] | None) -> float:
+    """alpha / rank, where diffusers has put them into the file's metadata and not beside the tensors; else 1."""
+    try:
+        settings = json.loads((metadata or {}).get("lora_adapter_metadata", "{}"))
+        alphas = [value for name, value in settings.items() if name.rpartition(".")[2] == "lora_alpha"]
+        ranks = [value for name, value in settings.items() if name.rpartition(".")[2] == "r"]
+        return float(alphas[0] / ranks[0]) if len(alphas) == len(ranks) == 1 else 1.0
+    except (ValueError, TypeError, AttributeError, ZeroDivisionError):
+        return 1.0
+
+
+def _misfit(patches: Mapping[Target, Any], weights: Mapping[str, Any]) -> str | None:
     """Which layer of a LoRA has another size than the model's, or None. core would only log it, and leave it out."""
-    weights = model.model.state_dict()
-    for target, adapter in patches.items():
+    for target, patch in patches.items():
         name, part = (target, None) if isinstance(target, str) else target
         out, *inner = weights[name].shape
         expected = [out if part is None else part[2], *inner]
-        if isinstance(adapter, LoRAAdapter):
-            up, down = adapter.weights[:2]
-            if [up.shape[0], *down.shape[1:]] != expected:
-                return f"its layer for {name} is {[up.shape[0], *down.shape[1:]]}, the model's {expected}"
+        size = _size(patch)
+        if size is not None and size != expected:
+            return f"its layer for {name} is {size}, the model's {expected}"
+    return None
+
+
+def _size(patch: Any) -> list[int] | None:
+    """The size of the weight that a patch is for, where its tensors show it; adapters of factors other than two do not.
+
+    A pair of different ranks has none that a weight could have.
+    """
+    if isinstance(patch, LoRAAdapter):
+        up, down, _, middle = patch.weights[:4]
+        if middle is not None:
+            return None
+        if up.ndim < 2 or down.ndim < 2 or up.shape[1] != down.shape[0]:
+            return []
+        return [up.shape[0], math.prod(down.shape[1:])]
+    if isinstance(patch, tuple) and patch[0] in ("diff", "set"):
+        return list(patch[1][0].shape)
     return None
 
 

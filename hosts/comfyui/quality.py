@@ -9,7 +9,7 @@ multi-GPU copies are left alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ _BLOCK = r"diffusion_model\.layers\.\d+"
 _PATCHED = {
     rf"{_BLOCK}(\.({'|'.join(NORMS)}))?(\.forward)?": BLOCK_CHAINS,
     rf"{_BLOCK}\.feed_forward(\.forward)?": (SILU_MUL,),
-    rf"{_BLOCK}\.attention(\.forward)?": (ROPE,),
+    rf"{_BLOCK}\.attention(\.\w+)?(\.forward)?": (ROPE,),
 }
 
 
@@ -130,7 +130,7 @@ def _foreign(model: ModelPatcher) -> dict[str, str] | None:
     only the clone that is loaded may be told from the module.
     """
     loaded = getattr(model.model, "current_patcher", None)
-    if loaded is not None and loaded.object_patches == model.object_patches:
+    if loaded is not None and _same(loaded.object_patches, model.object_patches):
         return None
     return {
         chain: "another node patched it"
@@ -139,3 +139,7 @@ def _foreign(model: ModelPatcher) -> dict[str, str] | None:
         if re.fullmatch(pattern, key)
         for chain in chains
     }
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)

@@ -52,8 +52,9 @@ class RowWiseFP8Layout(QuantizedLayout):  # type: ignore[misc]  # core is untype
         Args:
             tensor: [out, in].
             scale: core's wish to have it found anew, as it is in any case.
-            stochastic_rounding: a seed, or 0 to round to nearest, which would lose most of a weak LoRA: the values
-                lie on the grid already.
+            stochastic_rounding: a seed, or 0 to round to nearest, which would lose most of a weak LoRA, since the
+                values before it lie all but on the grid. core does this to its own fp8 weights too; it moves the rows
+                that a LoRA leaves alone by about a hundredth as well.
             inplace_ops: whether `tensor` may be overwritten; it is not.
         """
         found = tensor.abs().amax(dim=1).float().div_(FP8_MAX).clamp_(min=torch.finfo(torch.float32).tiny)

@@ -7,10 +7,13 @@ diffusers' `pipeline_ideogram4.py` takes the outputs of layers 0, 3, ..., 33 and
 
 from __future__ import annotations
 
+import torch
 from comfy.sd import CLIP
+from comfy.text_encoders.ideogram4 import IDEOGRAM4_TAP_LAYERS
 
 ENCODER = "qwen3vl_8b"
 _NORM = f"{ENCODER}.transformer.model.norm"
+_FORWARD = f"{_NORM}.forward"
 
 
 class NoTextEncoder(ValueError):
@@ -26,14 +29,20 @@ def with_raw_taps(clip: CLIP) -> tuple[CLIP, str]:
     Raises:
         NoTextEncoder: `clip` was not loaded as Ideogram 4's text encoder.
     """
-    encoder = getattr(clip.cond_stage_model, ENCODER, None)
+    encoder = getattr(getattr(clip, "cond_stage_model", None), ENCODER, None)
     model = getattr(getattr(encoder, "transformer", None), "model", None)
-    if model is None or not hasattr(model, "norm"):
+    # Other models read the same encoder, each at layers of its own.
+    if getattr(encoder, "layer", None) != IDEOGRAM4_TAP_LAYERS or not hasattr(model, "norm"):
         raise NoTextEncoder(
             "this CLIP is not Ideogram 4's text encoder: load a Qwen3-VL 8B with Load CLIP, type ideogram4"
         )
-    if clip.patcher.get_model_object(_NORM) is None:
+    if clip.patcher.get_model_object(_NORM) is None or _FORWARD in clip.patcher.object_patches:
         return clip, "the last of the 13 taps is raw, as in the reference: nothing to do"
     raw = clip.clone()
-    raw.patcher.add_object_patch(_NORM, None)
+    # Its forward, and not the module: a LoRA may patch the norm's weight, and a saved encoder must have it.
+    raw.patcher.add_object_patch(_FORWARD, _as_it_is)
     return raw, "the last of the 13 taps came out normed: taken raw on this output, as in the reference"
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x

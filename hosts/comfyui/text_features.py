@@ -34,7 +34,10 @@ class _Uncopied(CONDRegular):  # type: ignore[misc]  # core is untyped
 
 
 def _sum_of_bits(x: torch.Tensor) -> torch.Tensor:
-    return x.view(torch.int16 if x.element_size() == 2 else torch.int32).sum(dtype=torch.int64)
+    """A number that changes with any value, and with any exchange of rows or of columns."""
+    bits = x.flatten(0, -2).view(torch.int16 if x.element_size() == 2 else torch.int32)
+    sums = [bits.sum(dim, dtype=torch.int64) for dim in (0, 1)]
+    return torch.stack([(s * torch.arange(1, len(s) + 1, device=s.device)).sum() for s in sums])
 
 
 # Whoever stands between the conditioning and the model may want it as core hands it on.
@@ -74,7 +77,7 @@ class TextFeaturesOnDevice:
             samples = executor(guider, sigmas, extra_args, *args)
         finally:
             guider.conds = stock  # core keeps them when sampling is cut short
-        if all(bool(_sum_of_bits(features) == before) for features, before in sums):
+        if all(torch.equal(_sum_of_bits(features), before) for features, before in sums):
             return samples
         log.warning(
             "Ideogram 4 fusion: the model writes into its text features: sampling again with copies in each step"

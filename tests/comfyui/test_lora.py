@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import comfy.model_management
@@ -137,6 +138,55 @@ def test_a_lora_of_another_size_is_refused(tmp_path: Path, model: ModelPatcher, 
     save_file(stored, str(file))
     with pytest.raises(LoraError, match=r"layers\.0\.attention\.qkv\.weight is \[256, 128\], the model's \[128, 128\]"):
         apply_lora(model, file, 1.0)
+
+
+def test_a_bias_that_the_model_lacks_is_counted_and_left(
+    tmp_path: Path, model: ModelPatcher, weights: StateDict
+) -> None:
+    changes = {name: both for name, both in pairs(weights, split=True).items() if name.startswith("layers.0.")}
+    stored = peft("transformer.", changes)
+    lost = [f"transformer.layers.0.{part}.diff_b" for part in ("attention.to_q", "feed_forward.w1")]
+    stored |= {name: torch.zeros(128) for name in lost}
+    stored["transformer.layers.0.adaln_modulation.diff_b"] = torch.ones(4 * 128)
+    stored["transformer.layers.0.attention.to_q.lora_magnitude_vector"] = torch.ones(128)
+    file = tmp_path / "lora.safetensors"
+    save_file(stored, str(file))
+    patched, line = apply_lora(model, file, 1.0)
+    assert line.startswith(f"{len(changes) + 1} layers at strength 1; 3 of {len(stored)} tensors match nothing")
+    comfy.model_management.load_models_gpu([patched])
+    bias = patched.model.diffusion_model.layers[0].adaln_modulation.bias.float().clone()
+    patched.detach()
+    torch.testing.assert_close(bias, weights["layers.0.adaln_modulation.bias"] + 1)
+
+
+@pytest.mark.parametrize("spoil", ["half", "rank", "diff"])
+def test_a_damaged_lora_is_refused(tmp_path: Path, model: ModelPatcher, weights: StateDict, spoil: str) -> None:
+    stored = peft("transformer.", pairs(weights, split=True))
+    name = "transformer.layers.0.attention.to_k"
+    if spoil == "half":
+        del stored[f"{name}.lora_A.weight"]
+    elif spoil == "rank":
+        stored[f"{name}.lora_A.weight"] = torch.zeros(RANK + 1, 128)
+    else:
+        stored = {f"{name}.diff": torch.zeros(64, 128)}
+    file = tmp_path / "lora.safetensors"
+    save_file(stored, str(file))
+    with pytest.raises(LoraError):
+        apply_lora(model, file, 1.0)
+
+
+def test_alpha_of_the_metadata_counts(tmp_path: Path, model: ModelPatcher, weights: StateDict) -> None:
+    """diffusers writes it there, and no tensor says it."""
+    changes = pairs(weights, split=True)
+    file = tmp_path / "lora.safetensors"
+    settings = {"transformer.r": RANK, "transformer.lora_alpha": 2 * RANK}
+    save_file(peft("transformer.", changes), str(file), {"lora_adapter_metadata": json.dumps(settings)})
+    patched, line = apply_lora(model, file, STRENGTH / 2)
+    assert line == f"{len(changes)} layers at strength 0.4 x 2 of its alpha"
+    comfy.model_management.load_models_gpu([patched])
+    loaded = patched.model.diffusion_model.layers[1].attention.qkv.weight.float().clone()
+    patched.detach()
+    torch.testing.assert_close(loaded, merged(weights, changes)["layers.1.attention.qkv.weight"], rtol=0, atol=1e-6)
 
 
 def test_strength_0_is_the_model_itself(tmp_path: Path, model: ModelPatcher, weights: StateDict) -> None:

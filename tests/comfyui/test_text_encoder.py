@@ -135,6 +135,28 @@ def test_twice_is_once(inference: None) -> None:
     assert again is fixed and "nothing to do" in line
 
 
+def test_a_lora_on_the_norm_and_a_saved_encoder_keep_their_norm(inference: None) -> None:
+    """The norm's weight stays where it is: only its forward is passed over."""
+    clip = make_clip(final_norm=True)
+    name = "qwen3vl_8b.transformer.model.norm.weight"
+    before = features(clip)
+    patched = clip.clone()
+    assert patched.add_patches({name: ("diff", (torch.ones(HIDDEN),))}, 1.0) == [name]
+    normed = features(patched)
+    assert not torch.equal(normed, before)
+    fixed, _ = with_raw_taps(patched)
+    torch.testing.assert_close(features(fixed)[..., -1], raw_last(clip))
+    assert name in fixed.patcher.model.state_dict()
+    assert torch.equal(features(patched), normed) and torch.equal(features(clip), before)
+
+
+def test_an_encoder_that_another_model_taps_is_refused() -> None:
+    clip = make_clip(final_norm=True)
+    clip.cond_stage_model.qwen3vl_8b.layer = [1, 2]
+    with pytest.raises(NoTextEncoder, match="type ideogram4"):
+        with_raw_taps(clip)
+
+
 def test_another_text_encoder_is_refused() -> None:
     clip = make_clip(final_norm=True)
     del clip.cond_stage_model.qwen3vl_8b
