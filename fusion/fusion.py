@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -87,18 +87,20 @@ class Fusion:
             with mount.active():
                 yield
 
-    def status(self, root: nn.Module, foreign: Mapping[str, str] | None = None) -> str:
+    def status(
+        self, root: nn.Module, foreign: Mapping[str, str] | None = None, passed_over: Container[int] = ()
+    ) -> str:
         """One line: what is mounted on `root`, what is exact, and why the rest is not.
 
         Args:
             root: the model.
-            foreign: chain -> reason, for patches that another node will have put on the model by its next forward,
-                in place of those that are on it now, which may be another's; None where those are the ones.
+            foreign: chain -> reason, for patches that another node will have put on the model by its next forward.
+            passed_over: ids of forwards on the model that will be gone by then.
         """
         mount = self._mount(root)
         if isinstance(mount, str):
             return f"stock: {mount}"
-        aside = {**mount.foreign(patches=foreign is None), **(foreign or {}), **self.ledger.refused}
+        aside = {**mount.foreign(passed_over), **(foreign or {}), **self.ledger.refused}
         seen = FP8_INPUT in self.ledger.differing or FP8_INPUT in self.ledger.refused
         names = mount.chain_names + ((FP8_INPUT,) if seen else ())
         states: dict[str, list[str]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -55,19 +55,19 @@ class Mount:
         """The chains that this model and host have a site for."""
         return tuple(name for names, _ in self._sites for name in names)
 
-    def foreign(self, patches: bool = True) -> dict[str, str]:
+    def foreign(self, passed_over: Container[int] = ()) -> dict[str, str]:
         """Chains that are not ours to fuse now, since another pack patched or hooks a module on their way.
 
         Args:
-            patches: whether to look at patches too, and not at hooks alone.
+            passed_over: ids of forwards that are not to count.
         """
         found: dict[str, str] = {}
         for names, sites in self._sites:
             for site in sites:
-                if (patches and is_patched(site.module)) or (
-                    isinstance(site, BlockSite) and norms_hooked(site.module, patches)
-                ):
-                    found.update(dict.fromkeys(names, f"another node patched {type(site.module).__name__}"))
+                module = site.module
+                patched = is_patched(module) and id(module.__dict__["forward"]) not in passed_over
+                if patched or (isinstance(site, BlockSite) and norms_hooked(module, passed_over)):
+                    found.update(dict.fromkeys(names, f"another node patched {type(module).__name__}"))
                     break
         return found
 

@@ -9,9 +9,10 @@ multi-GPU copies are left alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+import comfy.model_management
 import torch
 from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
@@ -102,7 +103,7 @@ def status(model: ModelPatcher) -> str:
         return "off: stock"
     if _compiled(model):
         return f"stock: {_COMPILED}"
-    return fusion.status(_root(model.model), _foreign(model))
+    return fusion.status(_root(model.model), _foreign(model), _object_patches(model))
 
 
 def unfused_reason(model: ModelPatcher) -> str | None:
@@ -123,15 +124,8 @@ def _root(base_model: Any) -> nn.Module:
     return getattr(root, "_orig_mod", root)
 
 
-def _foreign(model: ModelPatcher) -> dict[str, str] | None:
-    """Chains whose modules another node has patched on this MODEL; None where the module itself is to be asked.
-
-    core puts object patches on the shared module when it loads a clone, and there they lie until it loads another one:
-    only the clone that is loaded may be told from the module.
-    """
-    loaded = getattr(model.model, "current_patcher", None)
-    if loaded is not None and _same(loaded.object_patches, model.object_patches):
-        return None
+def _foreign(model: ModelPatcher) -> dict[str, str]:
+    """Chains whose modules another node has patched; core puts such patches on the module only when it loads it."""
     return {
         chain: "another node patched it"
         for key in model.object_patches
@@ -141,5 +135,8 @@ def _foreign(model: ModelPatcher) -> dict[str, str] | None:
     }
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
+def _object_patches(model: ModelPatcher) -> set[int]:
+    """The ids of what core has put on the module for this MODEL or another clone, and takes off with it."""
+    loaded = (known.model for known in comfy.model_management.current_loaded_models)
+    clones = (patcher for patcher in loaded if patcher is not None and patcher.model is model.model)
+    return {id(patch) for patcher in (model, *clones) for patch in patcher.object_patches.values()}

@@ -210,6 +210,20 @@ def test_a_status_names_all_that_a_patch_takes_away(model: ModelPatcher, where: 
     assert "patched" not in other
 
 
+def test_a_forward_exchanged_on_the_module_itself_is_told(model: ModelPatcher) -> None:
+    """As packs do that know no object patches: no MODEL says so, only the module."""
+    feed_forward = model.model.diffusion_model.layers[1].feed_forward
+    stock = type(feed_forward).forward.__get__(feed_forward)
+    feed_forward.forward = lambda x: stock(x)
+    try:
+        fused, said = set_quality(model, "lossless")
+        assert "silu-mul stock (another node patched FeedForward)" in said
+        render(fused)
+        assert "silu-mul stock (another node patched FeedForward)" in status(fused)
+    finally:
+        del feed_forward.forward
+
+
 def test_a_patched_attention_is_called_as_core_calls_it(model: ModelPatcher) -> None:
     """A patch may know attention's arguments under names of its own: core hands them on by position."""
     attention = model.get_model_object("diffusion_model.layers.1.attention")
