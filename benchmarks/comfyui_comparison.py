@@ -22,9 +22,7 @@ import torch
 
 from . import record
 from .comfyui_process import start_comfyui
-from .random_checkpoint import TEXT, write_random_checkpoint
-
-TEXT_TOKENS = 256
+from .random_checkpoint import random_features, write_random_checkpoint
 
 
 def random_vae_state(device: torch.device) -> dict[str, torch.Tensor]:
@@ -73,7 +71,7 @@ def compare(options: argparse.Namespace) -> None:
         model = load_diffusion_model(file)
         vae_state = comfy.utils.load_torch_file(str(options.vae)) if options.vae else random_vae_state(device)
         vae = comfy.sd.VAE(sd=vae_state)
-        features = torch.randn(1, TEXT_TOKENS, TEXT, generator=torch.Generator().manual_seed(options.seed))
+        features = random_features(seed=options.seed)
         latent: dict[str, Any] = {"samples": torch.zeros(1, 128, options.size // 16, options.size // 16)}
         checkpoint = record.checkpoint(file, describe_file(file))
         for name in options.presets:

@@ -29,9 +29,8 @@ import torch
 
 from . import record
 from .comfyui_process import start_comfyui
-from .random_checkpoint import write_random_checkpoint
+from .random_checkpoint import random_features, write_random_checkpoint
 
-TEXT_TOKENS = 256
 STEP_PRESET = "FAST_20"
 LARGE, STEPS_OF_LARGE = 1536, 6  # pixels from which on fewer steps do: a step is then most of a second
 GENERATIONS = 10
@@ -138,9 +137,7 @@ def _generation_rows(sides: Mapping[str, Any], preset: str, size: int) -> Sequen
 
 
 def _features(model: Any) -> torch.Tensor:
-    """Random text features [1, TEXT_TOKENS, width] on the CPU, where core's text encoders leave theirs."""
-    width = model.model.diffusion_model.llm_cond_norm.normalized_shape[0]
-    return torch.randn(1, TEXT_TOKENS, width, generator=torch.Generator().manual_seed(0))
+    return random_features(model.model.diffusion_model.llm_cond_norm.normalized_shape[0])
 
 
 def _render(model: Any, preset_name: str, size: int, features: torch.Tensor, on_step: Any = None) -> torch.Tensor:

@@ -24,6 +24,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: a trial on the CPU
 
 from ..checkpoint.errors import CheckpointError
+from ..comparison.images import eight_bit
 from ..comparison.metrics import compare
 from ..fusion.fusion import OFF, QUALITIES
 from ..hosts.diffusers.conditioning import encode
@@ -97,14 +98,9 @@ def run(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str,
                 "equal_to_stock": same,
                 "psnr_db": None if same else metrics.psnr_db,
                 "ssim": None if same else metrics.ssim,
-                "md5": hashlib.md5(pixels(image), usedforsecurity=False).hexdigest(),
+                "md5": hashlib.md5(eight_bit(image).numpy().tobytes(), usedforsecurity=False).hexdigest(),
                 "status": renderer.status,
             }
-
-
-def pixels(image: torch.Tensor) -> bytes:
-    """[1, H, W, 3] float32 in 0..1 as the 8-bit values of a PNG."""
-    return (image * 255).round().clamp(0, 255).byte().numpy().tobytes()
 
 
 if __name__ == "__main__":

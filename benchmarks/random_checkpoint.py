@@ -34,6 +34,7 @@ OFFICIAL = Dimensions(
     norm_eps=1e-5,
 )
 LAYERS, TEXT = OFFICIAL.num_layers, OFFICIAL.llm_features_dim
+TEXT_TOKENS = 256  # of the prompts measured with
 WEIGHTS = ("fp8_scaled", "fp8_row_wise", "bf16")
 FP8_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
 
@@ -65,6 +66,11 @@ def random_tensors(layers: int, weights: str, device: torch.device, seed: int = 
         values = 1 + 0.1 * random(*others) if "norm" in name else 0.02 * random(*others)
         tensors[name] = values.bfloat16().cpu()
     return tensors
+
+
+def random_features(width: int = TEXT, seed: int = 0) -> torch.Tensor:
+    """Random text features [1, TEXT_TOKENS, width] on the CPU, where core's text encoders leave theirs."""
+    return torch.randn(1, TEXT_TOKENS, width, generator=torch.Generator().manual_seed(seed))
 
 
 def write_random_checkpoint(

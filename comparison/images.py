@@ -28,3 +28,8 @@ def paired(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"A has {a.shape[0]} images and B {b.shape[0]}: equal numbers, or one against many")
     batch = max(a.shape[0], b.shape[0])
     return a.detach().cpu().expand(batch, -1, -1, -1), b.detach().cpu().expand(batch, -1, -1, -1)
+
+
+def eight_bit(image: Tensor) -> Tensor:
+    """Values in 0..1 as the uint8 that an image file holds."""
+    return (image * 255).round().clamp(0, 255).byte()

@@ -49,14 +49,28 @@ class BlockSite(Site):
     def obstructed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return norms_hooked(self.module)  # by something that came inside the call; Mount looks before it
 
-    def _norm(self, chain: Callable[..., Any], norm: nn.RMSNorm, m: torch.Tensor, *hidden: Any) -> Any:
+    def _norm(
+        self, chain: Callable[..., Any], norm: nn.RMSNorm, m: torch.Tensor, *hidden: Any, more: tuple[Any, ...] = ()
+    ) -> Any:
+        """A chain around one norm, its weight opened for it; `more` are arguments behind eps."""
         with self.mount.host.norm_weight(norm, hidden[-1]) as weight:
-            return chain(*hidden, weight, m, norm.eps)
+            return chain(*hidden, weight, m, norm.eps, *more)
 
-    def _modulate(self, norm: nn.RMSNorm, scale: torch.Tensor, x: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-        with self.mount.host.norm_weight(norm, x) as weight:
-            modulated: torch.Tensor = self.mount.run(MODULATE)(x, weight, scale, norm.eps, out_dtype)
-        return modulated
+    def _merge(
+        self,
+        chain: Callable[..., Any],
+        x: torch.Tensor,
+        branch: torch.Tensor,
+        gate: torch.Tensor,
+        scale: torch.Tensor,
+        more: tuple[Any, ...] = (),
+    ) -> Any:
+        """A chain around the norm behind attention and the one in front of the feed-forward."""
+        block: Any = self.module
+        after, before = block.attention_norm2, block.ffn_norm1
+        weight_of = self.mount.host.norm_weight
+        with weight_of(after, branch) as weight, weight_of(before, branch) as following:
+            return chain(x, branch, weight, gate, following, scale, after.eps, before.eps, *more)
 
     def fused(self, call: tuple[BlockCall, tuple[bool, bool]]) -> torch.Tensor:
         block: Any = self.module
@@ -64,7 +78,8 @@ class BlockSite(Site):
         (block_call, (to_attention, to_feed_forward)), x = call, call[0].x
         adaln_input = mount.spare_shared(block.adaln_modulation, block_call.adaln_input)
         scale_msa, gate_msa, scale_mlp, gate_mlp = _modulation(run_linear(block.adaln_modulation, adaln_input))
-        h = self._modulate(block.attention_norm1, scale_msa, x, FP8 if to_attention else torch.bfloat16)
+        out = FP8 if to_attention else torch.bfloat16
+        h = self._norm(mount.run(MODULATE), block.attention_norm1, scale_msa, x, more=(out,))
         named = dict(block_call.attention)
         by_position = [named.pop(name) for name in self._by_position]
         h = block.attention(mount.emitted(h) if to_attention else h, *by_position, **named)
@@ -81,13 +96,10 @@ class BlockSite(Site):
         refused = self.mount.ledger.refused
         if MERGE in refused or MODULATE in refused or GATE in refused:
             x = self._norm(self.mount.run(GATE), block.attention_norm2, gate, x, branch)
-            return x, self._modulate(block.ffn_norm1, scale, x, out_dtype)
-        weight_of = self.mount.host.norm_weight
-        after, before = block.attention_norm2, block.ffn_norm1
-        with weight_of(after, branch) as weight, weight_of(before, branch) as following:
-            both: tuple[torch.Tensor, torch.Tensor] = self.mount.run(MERGE)(
-                x, branch, weight, gate, following, scale, after.eps, before.eps, out_dtype
-            )
+            return x, self._norm(self.mount.run(MODULATE), block.ffn_norm1, scale, x, more=(out_dtype,))
+        both: tuple[torch.Tensor, torch.Tensor] = self._merge(
+            self.mount.run(MERGE), x, branch, gate, scale, more=(out_dtype,)
+        )
         return both
 
     def shadow(
@@ -124,12 +136,9 @@ class BlockSite(Site):
             if to_attention:
                 emit = self.mount.compare_emission(MODULATE, seen)
                 self._norm(emit, block.attention_norm1, modulation[0], x)
-            weight_of = self.mount.host.norm_weight
-            after, before = block.attention_norm2, block.ffn_norm1
-            with weight_of(after, out) as weight, weight_of(before, out) as following:
-                merge(x, out, weight, modulation[1], following, modulation[2], after.eps, before.eps)
+            self._merge(merge, x, out, modulation[1], modulation[2])
             merged.extend((x, out))
-            x = self._norm(gate, after, modulation[1], x, out)
+            x = self._norm(gate, block.attention_norm2, modulation[1], x, out)
 
         def see_feed_forward(given: tuple[Any, ...], named: dict[str, Any], out: torch.Tensor) -> None:
             nonlocal ffn_out
@@ -137,12 +146,8 @@ class BlockSite(Site):
             evidence.structure.add(self._norm(modulate, block.ffn_norm1, modulation[2], x), seen)
             if to_feed_forward:
                 self._norm(self.mount.compare_emission(MODULATE, seen), block.ffn_norm1, modulation[2], x)
-                weight_of, (residual, branch) = self.mount.host.norm_weight, merged
-                after, before = block.attention_norm2, block.ffn_norm1
-                with weight_of(after, branch) as weight, weight_of(before, branch) as following:
-                    self.mount.compare_emission(MERGE, x, seen)(
-                        *(residual, branch, weight, modulation[1], following, modulation[2], after.eps, before.eps)
-                    )
+                residual, branch = merged
+                self._merge(self.mount.compare_emission(MERGE, x, seen), residual, branch, modulation[1], modulation[2])
             merged.clear()
             ffn_out = out
 

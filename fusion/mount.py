@@ -200,19 +200,15 @@ class Mount:
         def emit(*args: Any) -> None:
             if FP8_INPUT in self.ledger.refused or name in self.ledger.refused:
                 return
-            try:
-                ours = chain.fused(*args, FP8)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                self.ledger.refuse(FP8_INPUT, raised(error))
-            else:
-                count = self.evidence.count(FP8_INPUT)
-                *plain, last = stock
-                *others, quantised = ours if isinstance(ours, tuple) else (ours,)
-                for mine, theirs in zip(others, plain, strict=True):
-                    count.add(mine, theirs)
-                count.add(quantised.flatten(0, 1), emission.quantise(last.flatten(0, 1)))
+            ours = self._tried(lambda: chain.fused(*args, FP8))
+            if ours is None:
+                return
+            count = self.evidence.count(FP8_INPUT)
+            *plain, last = stock
+            *others, quantised = ours if isinstance(ours, tuple) else (ours,)
+            for mine, theirs in zip(others, plain, strict=True):
+                count.add(mine, theirs)
+            count.add(quantised.flatten(0, 1), emission.quantise(last.flatten(0, 1)))
 
         return emit
 
@@ -220,14 +216,19 @@ class Mount:
         """Notes whether Linears that are given fp8 make the same of it as stock, [B, T, N]."""
         if FP8_INPUT in self.ledger.refused:
             return
+        ours = self._tried(spared)
+        if ours is not None:
+            self.evidence.count(FP8_INPUT).add(ours, stock)
+
+    def _tried(self, form: Callable[[], Any]) -> Any:
+        """What a form with fp8 in it gives; None where it raised, after which there is no more fp8."""
         try:
-            ours = spared()
+            return form()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             self.ledger.refuse(FP8_INPUT, raised(error))
-        else:
-            self.evidence.count(FP8_INPUT).add(ours, stock)
+            return None
 
     def serves(self) -> bool:
         """Whether the sites are to do anything for the caller: mounted by this thread, on a model that may be fused."""

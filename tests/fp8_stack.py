@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from ideogram4_fusion.fusion.chains import Chain, load_chains
-from ideogram4_fusion.fusion.emission import FP8, run_linear
+from ideogram4_fusion.fusion.emission import run_linear
 from ideogram4_fusion.fusion.fusion import Fusion
 from ideogram4_fusion.fusion.host import AttentionForm, Host
 from ideogram4_fusion.kernels.quantise import quantise_reference
-from ideogram4_fusion.tests.stack import ADALN, DEVICE, HIDDEN, INNER, Stack
-from ideogram4_fusion.tests.test_emission import EMISSION, QuantisingLinear
+from ideogram4_fusion.tests.quantising import EMISSION, QuantisingLinear
+from ideogram4_fusion.tests.stack import ADALN, DEVICE, HIDDEN, INNER, Stack, make_stack
 from torch import nn
 from torch.nn import functional as F
 
@@ -86,14 +87,7 @@ class Block(nn.Module):
 
 
 def make_fp8_stack(block: type[nn.Module] = Block) -> Stack:
-    torch.manual_seed(0)
-    stack = Stack(3, block).requires_grad_(False)
-    for name, parameter in stack.named_parameters():
-        if "norm" in name:
-            parameter.normal_(1.0, 0.1)
-        else:
-            parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-    return stack.to(DEVICE, torch.bfloat16).eval()
+    return make_stack(block=block)
 
 
 def make_fp8_inputs(tokens: int = 37) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor]:
@@ -124,27 +118,5 @@ def make_fp8_fusion(**kernels: Callable[..., Any]) -> Fusion:
         first_linear="qkv",
         last_linear="o",
     )
-    host = Host("test", lambda norm, x: _given(norm.weight), form, EMISSION)
+    host = Host("test", lambda norm, x: nullcontext(norm.weight), form, EMISSION)
     return Fusion("lossless", host, torch.device(DEVICE), chains=replaced)
-
-
-def half_of_fp8(eager: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that is right in bf16 and wrong in fp8."""
-
-    def kernel(*args: Any) -> Any:
-        out = eager(*args)
-        halved = [o if o.dtype != FP8 else (o.float() / 2).to(FP8) for o in (out if isinstance(out, tuple) else (out,))]
-        return tuple(halved) if isinstance(out, tuple) else halved[0]
-
-    return kernel
-
-
-class _given:
-    def __init__(self, weight: torch.Tensor) -> None:
-        self._weight = weight
-
-    def __enter__(self) -> torch.Tensor:
-        return self._weight
-
-    def __exit__(self, *_: object) -> None:
-        pass

@@ -8,46 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 pytest.importorskip("triton")
 pytest.importorskip("diffusers")
 
 from ideogram4_fusion.fusion.chains import Chain, load_chains
-from ideogram4_fusion.fusion.emission import FP8, Emission
 from ideogram4_fusion.fusion.fusion import Fusion
 from ideogram4_fusion.hosts.diffusers.blocks import HOST
 from ideogram4_fusion.kernels.quantise import quantise_reference
+from ideogram4_fusion.kernels.silu_mul import silu_mul_reference
 from ideogram4_fusion.tests.fusing import run
+from ideogram4_fusion.tests.quantising import EMISSION, QuantisingLinear, half_of_fp8, seen
 from ideogram4_fusion.tests.stack import DEVICE, Stack, make_inputs, make_stack
 from torch import nn
-
-
-class QuantisingLinear(nn.Linear):
-    """Quantises its input with scale 1, unless it is blocked, as by a LoRA."""
-
-    blocked = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x if self.blocked else quantise_reference(x)
-        return F.linear(rows.to(torch.bfloat16), self.weight)
-
-
-seen: list[tuple[nn.Module, int]] = []
-
-
-def multiply(linear: nn.Module, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """What a QuantisingLinear makes of rows that are quantised already."""
-    assert isinstance(linear, QuantisingLinear) and rows.dtype == FP8 and float(scale) == 1
-    seen.append((linear, rows.data_ptr()))
-    return F.linear(rows.to(torch.bfloat16), linear.weight)
-
-
-EMISSION = Emission(
-    takes=lambda linear: isinstance(linear, QuantisingLinear) and not linear.blocked,
-    multiply=multiply,
-    quantise=quantise_reference,
-)
 
 
 @pytest.fixture(autouse=True)
@@ -122,11 +95,8 @@ def test_a_linear_freed_after_the_proof_is_proven_anew() -> None:
 
 
 def test_wrong_fp8_is_refused_and_the_bf16_kernels_stay() -> None:
-    def without_clamp(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        product = F.silu(a) * b
-        return product if out_dtype == torch.bfloat16 else (product / 2).clamp(-448, 448).to(FP8)
-
-    stack, inputs, fusion = quantising_stack(), make_inputs(), make_fusion(silu_mul=without_clamp)
+    wrong = half_of_fp8(silu_mul_reference)
+    stack, inputs, fusion = quantising_stack(), make_inputs(), make_fusion(silu_mul=wrong)
     for _ in range(3):
         assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
     assert list(fusion.ledger.refused) == ["fp8 input"]

@@ -16,9 +16,11 @@ from ideogram4_fusion.fusion.emission import FP8
 from ideogram4_fusion.fusion.fusion import Fusion
 from ideogram4_fusion.kernels.quantise import quantise_reference
 from ideogram4_fusion.kernels.rms_norm_gate_modulate import rms_norm_gate_modulate_reference
+from ideogram4_fusion.kernels.silu_mul import silu_mul_reference
 from ideogram4_fusion.tests.fusing import run
+from ideogram4_fusion.tests.quantising import EMISSION, QuantisingLinear, half_of_fp8
 from ideogram4_fusion.tests.stack import Stack, make_inputs
-from ideogram4_fusion.tests.test_emission import EMISSION, QuantisingLinear, make_fusion, quantising_stack
+from ideogram4_fusion.tests.test_emission import make_fusion, quantising_stack
 from torch import nn
 
 
@@ -36,14 +38,9 @@ def equal(stack: Stack, fusion: Fusion, inputs: tuple[Any, ...]) -> bool:
     return torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
 
 
-def wrong_silu_mul(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    product = F.silu(a) * b
-    return product if out_dtype == torch.bfloat16 else quantise_reference(product / 2)
-
-
 def test_a_linear_freed_behind_one_that_was_free_is_proven_too() -> None:
     """w1 and w3 are given fp8 all along; only w2, whose kernel is wrong, comes later."""
-    stack, inputs, fusion = quantising_stack(), make_inputs(), make_fusion(silu_mul=wrong_silu_mul)
+    stack, inputs, fusion = quantising_stack(), make_inputs(), make_fusion(silu_mul=half_of_fp8(silu_mul_reference))
     for layer in stack.layers:
         layer.feed_forward.w2.blocked = True
     assert equal(stack, fusion, inputs) and equal(stack, fusion, inputs)

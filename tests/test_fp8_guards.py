@@ -17,14 +17,13 @@ from ideogram4_fusion.kernels.quantise import quantise_reference
 from ideogram4_fusion.tests.fp8_stack import (
     Attention,
     Block,
-    half_of_fp8,
     make_fp8_fusion,
     make_fp8_inputs,
     make_fp8_stack,
 )
 from ideogram4_fusion.tests.fusing import run
+from ideogram4_fusion.tests.quantising import QuantisingLinear, half_of_fp8, seen
 from ideogram4_fusion.tests.stack import Stack
-from ideogram4_fusion.tests.test_emission import QuantisingLinear, seen
 from torch import nn
 
 GROUPS = {

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from ...checkpoint.errors import CheckpointError
+from ...comparison.images import eight_bit
 from ...comparison.report import as_dict, text
 from ...fusion.proof import HIGH, LOSSLESS
 from ...sampling.presets import PRESETS
@@ -138,7 +139,7 @@ def _progress(line: str) -> None:
 def _save_picture(picture: torch.Tensor, path: Path) -> None:
     from PIL import Image
 
-    Image.fromarray((picture[0] * 255).round().clamp(0, 255).byte().numpy()).save(path)
+    Image.fromarray(eight_bit(picture[0]).numpy()).save(path)
 
 
 if __name__ == "__main__":

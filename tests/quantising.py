@@ -1,0 +1,50 @@
+"""Linears that quantise their input as ComfyUI's fp8 ones do, and a kernel that does it wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from ideogram4_fusion.fusion.emission import FP8, Emission
+from ideogram4_fusion.kernels.quantise import quantise_reference
+from torch import nn
+from torch.nn import functional as F
+
+
+class QuantisingLinear(nn.Linear):
+    """Quantises its input with scale 1, unless it is blocked, as by a LoRA."""
+
+    blocked = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x if self.blocked else quantise_reference(x)
+        return F.linear(rows.to(torch.bfloat16), self.weight)
+
+
+seen: list[tuple[nn.Module, int]] = []
+
+
+def multiply(linear: nn.Module, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """What a QuantisingLinear makes of rows that are quantised already."""
+    assert isinstance(linear, QuantisingLinear) and rows.dtype == FP8 and float(scale) == 1
+    seen.append((linear, rows.data_ptr()))
+    return F.linear(rows.to(torch.bfloat16), linear.weight)
+
+
+EMISSION = Emission(
+    takes=lambda linear: isinstance(linear, QuantisingLinear) and not linear.blocked,
+    multiply=multiply,
+    quantise=quantise_reference,
+)
+
+
+def half_of_fp8(eager: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that is right in bf16 and wrong in fp8."""
+
+    def kernel(*args: Any) -> Any:
+        out = eager(*args)
+        halved = [o if o.dtype != FP8 else (o.float() / 2).to(FP8) for o in (out if isinstance(out, tuple) else (out,))]
+        return tuple(halved) if isinstance(out, tuple) else halved[0]
+
+    return kernel
