@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from ideogram4_fusion.fusion.chains import Chain, load_chains
 from ideogram4_fusion.fusion.emission import FP8, Emission
+from ideogram4_fusion.fusion.fusion import Fusion
+from ideogram4_fusion.hosts.diffusers.blocks import HOST
 from ideogram4_fusion.kernels.quantise import quantise_reference
+from ideogram4_fusion.tests.stack import DEVICE, Stack, make_stack
 from torch import nn
 from torch.nn import functional as F
 
@@ -48,3 +53,27 @@ def half_of_fp8(eager: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(halved) if isinstance(out, tuple) else halved[0]
 
     return kernel
+
+
+def quantising_stack() -> Stack:
+    """Activations far beyond 448 in places, so that the clamp matters."""
+    stack = make_stack()
+    for layer in stack.layers:
+        for name in ("w1", "w2", "w3"):
+            linear = getattr(layer.feed_forward, name)
+            replaced = QuantisingLinear(linear.in_features, linear.out_features, bias=False).to(DEVICE, torch.bfloat16)
+            replaced.weight = nn.Parameter(linear.weight * (8 if name != "w2" else 1), requires_grad=False)
+            setattr(layer.feed_forward, name, replaced)
+    return stack
+
+
+def make_fusion(**wrong: Callable[..., Any]) -> Fusion:
+    """Eager forms stand in for the kernels: this is about who is handed what."""
+    chains = {
+        name: dataclasses.replace(
+            chain, fused=wrong.get(name.replace("-", "_"), chain.eager), inexact=lambda device: None
+        )
+        for name, chain in load_chains().items()
+    }
+    chains["fp8 input"] = Chain("fp8 input", quantise_reference, wrong.get("quantise", quantise_reference))
+    return Fusion("lossless", dataclasses.replace(HOST, emission=EMISSION), torch.device(DEVICE), chains=chains)

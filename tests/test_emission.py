@@ -2,54 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
 pytest.importorskip("diffusers")
 
-from ideogram4_fusion.fusion.chains import Chain, load_chains
-from ideogram4_fusion.fusion.fusion import Fusion
-from ideogram4_fusion.hosts.diffusers.blocks import HOST
-from ideogram4_fusion.kernels.quantise import quantise_reference
 from ideogram4_fusion.kernels.silu_mul import silu_mul_reference
 from ideogram4_fusion.tests.fusing import run
-from ideogram4_fusion.tests.quantising import EMISSION, QuantisingLinear, half_of_fp8, seen
-from ideogram4_fusion.tests.stack import DEVICE, Stack, make_inputs, make_stack
-from torch import nn
+from ideogram4_fusion.tests.quantising import half_of_fp8, make_fusion, quantising_stack, seen
+from ideogram4_fusion.tests.stack import make_inputs
 
 
 @pytest.fixture(autouse=True)
 def forget() -> None:
     seen.clear()
-
-
-def quantising_stack() -> Stack:
-    """Activations far beyond 448 in places, so that the clamp matters."""
-    stack = make_stack()
-    for layer in stack.layers:
-        for name in ("w1", "w2", "w3"):
-            linear = getattr(layer.feed_forward, name)
-            replaced = QuantisingLinear(linear.in_features, linear.out_features, bias=False).to(DEVICE, torch.bfloat16)
-            replaced.weight = nn.Parameter(linear.weight * (8 if name != "w2" else 1), requires_grad=False)
-            setattr(layer.feed_forward, name, replaced)
-    return stack
-
-
-def make_fusion(**wrong: Callable[..., Any]) -> Fusion:
-    """Eager forms stand in for the kernels: this is about who is handed what."""
-    chains = {
-        name: dataclasses.replace(
-            chain, fused=wrong.get(name.replace("-", "_"), chain.eager), inexact=lambda device: None
-        )
-        for name, chain in load_chains().items()
-    }
-    chains["fp8 input"] = Chain("fp8 input", quantise_reference, wrong.get("quantise", quantise_reference))
-    return Fusion("lossless", dataclasses.replace(HOST, emission=EMISSION), torch.device(DEVICE), chains=chains)
 
 
 @pytest.mark.parametrize("batch", [1, 2])

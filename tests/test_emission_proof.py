@@ -18,9 +18,8 @@ from ideogram4_fusion.kernels.quantise import quantise_reference
 from ideogram4_fusion.kernels.rms_norm_gate_modulate import rms_norm_gate_modulate_reference
 from ideogram4_fusion.kernels.silu_mul import silu_mul_reference
 from ideogram4_fusion.tests.fusing import run
-from ideogram4_fusion.tests.quantising import EMISSION, QuantisingLinear, half_of_fp8
+from ideogram4_fusion.tests.quantising import EMISSION, QuantisingLinear, half_of_fp8, make_fusion, quantising_stack
 from ideogram4_fusion.tests.stack import Stack, make_inputs
-from ideogram4_fusion.tests.test_emission import make_fusion, quantising_stack
 from torch import nn
 
 

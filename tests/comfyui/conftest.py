@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import types
@@ -18,6 +19,7 @@ import torch
 from ideogram4_fusion.benchmarks.comfyui_process import start_comfyui
 
 if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
     from ideogram4_fusion.tests.comfyui.executor import Core
 
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", ""))
@@ -71,3 +73,46 @@ def inference() -> Iterator[None]:
     """Nodes run without gradients, as core runs them."""
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that stock has rendered once: its first forward in a process need not repeat itself."""
+    from ideogram4_fusion.tests.comfyui.models import load, write_checkpoint
+    from ideogram4_fusion.tests.comfyui.renders import render
+
+    path = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    with torch.inference_mode():
+        render(load(path))
+    return path
+
+
+@pytest.fixture
+def model(path: Path, inference: None) -> ModelPatcher:
+    """A MODEL of its own for the test."""
+    from ideogram4_fusion.tests.comfyui.models import load
+
+    return load(path)
+
+
+@pytest.fixture
+def exact_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no GPU is, eager forms stand in for the kernels: for tests about mounting, since the interpreter's row sums
+    are not the CPU's."""
+    import ideogram4_fusion.fusion.fusion
+    import ideogram4_fusion.hosts.comfyui.quality
+    from ideogram4_fusion.fusion.chains import load_chains
+    from ideogram4_fusion.hosts.comfyui.blocks import HOST
+
+    if not torch.cuda.is_available():
+        eager = {
+            name: dataclasses.replace(chain, fused=chain.eager, inexact=lambda device: None)
+            for name, chain in load_chains().items()
+        }
+        monkeypatch.setattr(ideogram4_fusion.fusion.fusion, "load_chains", lambda: eager)
+        assert HOST.attention is not None
+        rope = HOST.attention.rope()
+        stock = dataclasses.replace(rope, fused=rope.eager, inexact=lambda device: None)
+        form = dataclasses.replace(HOST.attention, rope=lambda: stock)
+        host = dataclasses.replace(HOST, attention=form)
+        monkeypatch.setattr(ideogram4_fusion.hosts.comfyui.quality, "HOST", host)
