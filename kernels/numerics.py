@@ -40,16 +40,17 @@ def round_bf16(x):
 
 
 @triton.jit
-def store_rounded(pointers, x, mask):
+def store_rounded(pointers, x, mask, CACHE: tl.constexpr = ""):
     """Stores fp32 values as bf16, or as the fp8 that quantising the bf16 values with scale 1 gives.
 
-    The latter is what ComfyUI's fp8 Linear does to its input: clamp to +-448, then convert.
+    The latter is what ComfyUI's fp8 Linear does to its input: clamp to +-448, then convert. `CACHE` is Triton's
+    `cache_modifier`.
     """
     if pointers.dtype.element_ty == tl.float8e4nv:
         bounded = tl.minimum(tl.maximum(round_bf16(x), -448.0), 448.0)
-        tl.store(pointers, bounded.to(tl.float8e4nv), mask=mask)
+        tl.store(pointers, bounded.to(tl.float8e4nv), mask=mask, cache_modifier=CACHE)
     else:
-        tl.store(pointers, to_bf16(x), mask=mask)
+        tl.store(pointers, to_bf16(x), mask=mask, cache_modifier=CACHE)
 
 
 @triton.jit

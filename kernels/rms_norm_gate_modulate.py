@@ -17,7 +17,7 @@ from .numerics import round_bf16, store_rounded, to_bf16, to_fp32
 from .rms_norm_gate import decline as decline_gate
 from .rms_norm_gate import rms_norm_gate_reference
 from .rms_norm_modulate import rms_norm_modulate_reference
-from .row_reduction import LANES, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
+from .row_reduction import LANES, STREAMING, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
 from .rows import (
     ROWS_PER_PROGRAM,
     broadcast_strides,
@@ -121,7 +121,7 @@ def _rms_norm_gate_modulate_kernel(
         x = to_fp32(residuals[start // TILE])
         normed = round_bf16(weight * (rstd * to_fp32(tiles[start // TILE])))
         gated = tl.where(inside, to_bf16(x + round_bf16(gate * normed)), 0.0)
-        tl.store(gated_ptr + start + columns, gated, mask=inside)
+        tl.store(gated_ptr + start + columns, gated, mask=inside, cache_modifier=STREAMING)
         total = add_squares(total, to_fp32(gated), ROWS)
         gated_tiles = gated_tiles + (gated,)  # type: ignore[assignment]  # noqa: RUF005
     rstd = reciprocal_rms(total, next_eps, N, ROWS)
@@ -131,7 +131,7 @@ def _rms_norm_gate_modulate_kernel(
         weight = to_fp32(tl.load(next_weight_ptr + start + columns, mask=start + columns < N))
         scale = to_fp32(tl.load(scale_ptr + start + columns, mask=inside))
         normed = round_bf16(weight * (rstd * to_fp32(gated_tiles[start // TILE])))
-        store_rounded(out_ptr + start + columns, normed * round_bf16(1.0 + scale), inside)
+        store_rounded(out_ptr + start + columns, normed * round_bf16(1.0 + scale), inside, STREAMING)
 
 
 def prepare(

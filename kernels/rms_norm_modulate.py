@@ -13,7 +13,7 @@ from .errors import KernelDeclined
 from .launch import Launch
 from .numerics import round_bf16, store_rounded, to_fp32
 from .quantise import quantise_reference
-from .row_reduction import LANES, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
+from .row_reduction import LANES, STREAMING, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
 from .rows import (
     ROWS_PER_PROGRAM,
     broadcast_strides,
@@ -82,7 +82,7 @@ def _rms_norm_modulate_kernel(
         weight = to_fp32(tl.load(weight_ptr + start + columns, mask=start + columns < N))
         scale = to_fp32(tl.load(scale_ptr + start + columns, mask=inside))
         normed = round_bf16(weight * (rstd * to_fp32(tiles[start // TILE])))
-        store_rounded(out_ptr + start + columns, normed * round_bf16(1.0 + scale), inside)
+        store_rounded(out_ptr + start + columns, normed * round_bf16(1.0 + scale), inside, STREAMING)
 
 
 def prepare(

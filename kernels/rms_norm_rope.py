@@ -165,7 +165,7 @@ def _rotate_heads(
 
     for start in tl.static_range(0, HEADS_PER_PROGRAM, STEP):
         head = first_head + start + tl.arange(0, STEP)[:, None]
-        valid = (head < HEADS) & (lane < WARP)
+        valid = head < HEADS
         total = tl.zeros([STEP, WARP], dtype=tl.float32)
         parts = ()
         for part in tl.static_range(PARTS):
