@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .chains import GATE, MERGE, MODULATE
-from .emission import FP8, Emitted, run_linear
+from .emission import BF16, BY_ROWS, PLAIN, Emitted, Form, run_linear
 from .site import Site, first_argument, form_of
 from .structure import BlockCall, BlockSignature, norms_hooked
 
@@ -27,20 +27,20 @@ class BlockSite(Site):
         # arguments under other names.
         self._by_position: tuple[str, ...] = ()
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BlockCall, tuple[bool, bool]]:
-        """The call, and whether its attention and its feed-forward are to be given fp8."""
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BlockCall, tuple[Form, Form]]:
+        """The call, and what its attention and its feed-forward are to be given."""
         call = self._signature.bind(args, kwargs)
         return call, self.mount.emits(self.module, call.attention)
 
-    def signature(self, call: tuple[BlockCall, tuple[bool, bool]]) -> Hashable:
+    def signature(self, call: tuple[BlockCall, tuple[Form, Form]]) -> Hashable:
         (block_call, (to_attention, to_feed_forward)), mount = call, self.mount
         parts: Any = self.module._modules
-        takes = mount.takes_fp8
+        form = mount.fp8.form
         # Where fp8 is handed on, the inner sites do not ask for a proof of their own.
         spared = (
-            takes(parts["adaln_modulation"]),
-            to_attention and takes(mount.attention_linears(parts["attention"])[1]),
-            to_feed_forward and takes(parts["feed_forward"]._modules["w2"]),
+            form(parts["adaln_modulation"]),
+            to_attention != BF16 and form(mount.attention_linears(parts["attention"])[1]),
+            to_feed_forward != BF16 and form(parts["feed_forward"]._modules["w2"]),
         )
         shared = tuple(map(mount.kind, block_call.attention.values()))
         adaln_input = block_call.adaln_input
@@ -72,38 +72,35 @@ class BlockSite(Site):
         with weight_of(after, branch) as weight, weight_of(before, branch) as following:
             return chain(x, branch, weight, gate, following, scale, after.eps, before.eps, *more)
 
-    def fused(self, call: tuple[BlockCall, tuple[bool, bool]]) -> torch.Tensor:
+    def fused(self, call: tuple[BlockCall, tuple[Form, Form]]) -> torch.Tensor:
         block: Any = self.module
         mount = self.mount
         (block_call, (to_attention, to_feed_forward)), x = call, call[0].x
-        adaln_input = mount.spare_shared(block.adaln_modulation, block_call.adaln_input)
+        adaln_input = mount.fp8.spare_shared(block.adaln_modulation, block_call.adaln_input)
         scale_msa, gate_msa, scale_mlp, gate_mlp = _modulation(run_linear(block.adaln_modulation, adaln_input))
-        out = FP8 if to_attention else torch.bfloat16
-        h = self._norm(mount.run(MODULATE), block.attention_norm1, scale_msa, x, more=(out,))
+        h = self._norm(mount.run(MODULATE), block.attention_norm1, scale_msa, x, more=to_attention)
         named = dict(block_call.attention)
         by_position = [named.pop(name) for name in self._by_position]
-        h = block.attention(mount.emitted(h) if to_attention else h, *by_position, **named)
-        x, h = self._gate_modulate(x, h, gate_msa, scale_mlp, FP8 if to_feed_forward else torch.bfloat16)
-        h = block.feed_forward(mount.emitted(h) if to_feed_forward else h)
+        h = block.attention(h if to_attention == BF16 else mount.fp8.emitted(h), *by_position, **named)
+        x, h = self._gate_modulate(x, h, gate_msa, scale_mlp, to_feed_forward)
+        h = block.feed_forward(h if to_feed_forward == BF16 else mount.fp8.emitted(h))
         gated: torch.Tensor = self._norm(mount.run(GATE), block.ffn_norm2, gate_mlp, x, h)
         return gated
 
     def _gate_modulate(
-        self, x: torch.Tensor, branch: torch.Tensor, gate: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, x: torch.Tensor, branch: torch.Tensor, gate: torch.Tensor, scale: torch.Tensor, form: Form
+    ) -> tuple[torch.Tensor, Any]:
         """The gate behind attention and the modulated norm behind it: one kernel, or two where that one is refused."""
         block: Any = self.module
         refused = self.mount.ledger.refused
         if MERGE in refused or MODULATE in refused or GATE in refused:
             x = self._norm(self.mount.run(GATE), block.attention_norm2, gate, x, branch)
-            return x, self._norm(self.mount.run(MODULATE), block.ffn_norm1, scale, x, more=(out_dtype,))
-        both: tuple[torch.Tensor, torch.Tensor] = self._merge(
-            self.mount.run(MERGE), x, branch, gate, scale, more=(out_dtype,)
-        )
-        return both
+            return x, self._norm(self.mount.run(MODULATE), block.ffn_norm1, scale, x, more=form)
+        gated, *out = self._merge(self.mount.run(MERGE), x, branch, gate, scale, more=form)
+        return gated, tuple(out) if form == BY_ROWS else out[0]
 
     def shadow(
-        self, call: tuple[BlockCall, tuple[bool, bool]], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, call: tuple[BlockCall, tuple[Form, Form]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> torch.Tensor:
         block: Any = self.module
         evidence = self.mount.evidence
@@ -119,7 +116,7 @@ class BlockSite(Site):
             if first_argument(given, named) is not adaln_input or modulation:
                 raise LookupError("adaln_modulation was called otherwise")
             modulation.extend(_modulation(out))
-            spared = self.mount.spare_shared(block.adaln_modulation, adaln_input)
+            spared = self.mount.fp8.spare_shared(block.adaln_modulation, adaln_input)
             if isinstance(spared, Emitted):
                 self.mount.compare_spared(lambda: run_linear(block.adaln_modulation, spared), out)
 
@@ -133,9 +130,11 @@ class BlockSite(Site):
                 self._by_position = by_position
             seen = first_argument(given, named)
             evidence.structure.add(self._norm(modulate, block.attention_norm1, modulation[0], x), seen)
-            if to_attention:
+            if to_attention == PLAIN:
                 emit = self.mount.compare_emission(MODULATE, seen)
                 self._norm(emit, block.attention_norm1, modulation[0], x)
+            elif to_attention == BY_ROWS:
+                self._norm(modulate, block.attention_norm1, modulation[0], x, more=BY_ROWS)
             self._merge(merge, x, out, modulation[1], modulation[2])
             merged.extend((x, out))
             x = self._norm(gate, block.attention_norm2, modulation[1], x, out)
@@ -144,10 +143,13 @@ class BlockSite(Site):
             nonlocal ffn_out
             seen = first_argument(given, named)
             evidence.structure.add(self._norm(modulate, block.ffn_norm1, modulation[2], x), seen)
-            if to_feed_forward:
+            if to_feed_forward == PLAIN:
                 self._norm(self.mount.compare_emission(MODULATE, seen), block.ffn_norm1, modulation[2], x)
                 residual, branch = merged
                 self._merge(self.mount.compare_emission(MERGE, x, seen), residual, branch, modulation[1], modulation[2])
+            elif to_feed_forward == BY_ROWS:
+                residual, branch = merged
+                self._merge(merge, residual, branch, modulation[1], modulation[2], more=BY_ROWS)
             merged.clear()
             ffn_out = out
 

@@ -11,6 +11,7 @@ import torch
 MODULATE, GATE, MERGE, SILU_MUL, ROPE = "modulate", "gate", "gate+modulate", "silu-mul", "rope"
 BLOCK_CHAINS = (MODULATE, GATE, MERGE)  # those around the parts of a block, which stand or fall together
 FP8_INPUT = "fp8 input"  # what the next Linear would quantise, quantised before it: by the other chains, or by itself
+ROWS_INPUT = "row-wise fp8 input"  # the same for Linears with a scale for each row, where stock multiplies in bf16
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,15 @@ def load_chains() -> Mapping[str, Chain]:
         Chain(SILU_MUL, silu_mul.silu_mul_reference, Prepared(silu_mul.prepare)),
     )
     return {chain.name: chain for chain in chains}
+
+
+def quantise_rows_chain() -> Chain:
+    """[M, K] bf16 -> float8_e4m3fn and [M] float32 scales. Imports Triton."""
+    from ..kernels import quantise
+    from ..kernels.launch import Prepared
+    from ..kernels.row_scaling import scale_rows_reference
+
+    return Chain(ROWS_INPUT, scale_rows_reference, Prepared(quantise.prepare_by_rows))
 
 
 def quantise_chain(eager: Callable[[torch.Tensor], torch.Tensor]) -> Chain:

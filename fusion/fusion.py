@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from ..kernels.availability import unavailable
-from .chains import FP8_INPUT, ROPE, Chain, load_chains, quantise_chain
+from .chains import FP8_INPUT, ROPE, ROWS_INPUT, Chain, load_chains, quantise_chain, quantise_rows_chain
 from .host import Host
 from .mount import Mount
-from .proof import HIGH, LOSSLESS, Ledger, log
+from .pieces import ALL, NONE, Pieces
+from .proof import Ledger, log
 from .self_test import self_test
 from .structure import Structure, inspect_model
 
-OFF = "off"
+OFF, LOSSLESS, HIGH = "off", "lossless", "high"
 QUALITIES = (OFF, LOSSLESS, HIGH)
+
+Result = TypeVar("Result")
 
 _OFTEN = 8  # proofs lost before it is said: another pack's patch or two come and go in any session
 
@@ -27,11 +31,12 @@ class Fusion:
     """Fuses the blocks of every model it is mounted on, at one quality.
 
     Args:
-        quality: `lossless` (a chain is fused once it is proven byte-equal to stock) or `high` (without that proof).
+        quality: `lossless` (a chain is fused once it is proven byte-equal to stock) or `high` (which adds `pieces`).
         host: who owns the models.
         device: where they run.
         dtype: what they compute in; the kernels take bfloat16.
         chains: the chains to fuse; those of `kernels/` where None.
+        pieces: of `high`; attention is the host's to choose.
 
     Raises:
         ValueError: any other quality. `off` is the absence of a Fusion.
@@ -44,16 +49,18 @@ class Fusion:
         device: torch.device,
         dtype: torch.dtype = torch.bfloat16,
         chains: Mapping[str, Chain] | None = None,
+        pieces: Pieces = ALL,
     ) -> None:
         if quality not in (LOSSLESS, HIGH):
             raise ValueError(f"quality {quality!r} is neither {LOSSLESS} nor {HIGH}")
         self.quality = quality
         self.host = host
         self.device = device
+        self.pieces = pieces if quality == HIGH else NONE
         reason = unavailable(device)
         if reason is None and dtype != torch.bfloat16:
             reason = f"the model computes in {str(dtype).removeprefix('torch.')} here, the kernels in bfloat16"
-        self.ledger = Ledger(quality, stock_reason=reason)
+        self.ledger = Ledger(exact=not self.pieces.unproven_chains, stock_reason=reason)
         self._chains: dict[str, Chain] = {}
         if self.ledger.stock_reason is None:
             self._chains = dict(load_chains() if chains is None else chains)
@@ -61,9 +68,12 @@ class Fusion:
                 self._chains.setdefault(ROPE, host.attention.rope())
             if host.emission is not None:
                 self._chains.setdefault(FP8_INPUT, quantise_chain(host.emission.quantise))
+                self._chains.setdefault(ROWS_INPUT, quantise_rows_chain())
+                if self.pieces.row_wise_fp8 and (why := host.emission.no_rows(device)) is not None:
+                    self.ledger.refused[ROWS_INPUT] = why
             inexact = {name: why for name, chain in self._chains.items() if (why := chain.inexact(device)) is not None}
             self.ledger.unprovable = frozenset(inexact)
-            if quality == LOSSLESS:
+            if self.ledger.exact:
                 self.ledger.refused.update(inexact)
         self._mounts: weakref.WeakKeyDictionary[nn.Module, Mount | str] = weakref.WeakKeyDictionary()
         self._outdated = 0
@@ -78,14 +88,36 @@ class Fusion:
             )
 
     @contextlib.contextmanager
-    def mounted(self, root: nn.Module) -> Iterator[None]:
+    def mounted(self, root: nn.Module) -> Iterator[Mount | None]:
         """Fuses the blocks below `root` inside the context; outside, nothing of it is left on the model."""
         mount = self._mount(root)
         if isinstance(mount, str):
-            yield
+            yield None
         else:
             with mount.active():
-                yield
+                yield mount
+
+    def run(self, root: nn.Module, forward: Callable[[], Result]) -> Result:
+        """`forward()` with `root` fused.
+
+        A forward that compares gives what stock gives. Where that is not what the next one gives, it is run once more,
+        so that a seed gives the same picture the first time too.
+        """
+        with self.mounted(root) as mount:
+            out = forward()
+        if mount is not None and mount.compared and self._inexact(mount):
+            with self.mounted(root):
+                out = forward()
+        return out
+
+    def _accumulates_fast(self) -> bool:
+        """Whether it has fp8 products in stock's place, and they are not stock's."""
+        has_products = FP8_INPUT in self.ledger.differing and FP8_INPUT not in self.ledger.refused
+        return self.pieces.fast_accumulation and has_products
+
+    def _inexact(self, mount: Mount) -> bool:
+        differing = any(unequal for unequal, _ in self.ledger.differing.values())
+        return differing or self._accumulates_fast() or mount.fp8.by_rows
 
     def status(
         self, root: nn.Module, foreign: Mapping[str, str] | None = None, passed_over: Container[int] = ()
@@ -108,6 +140,11 @@ class Fusion:
             state = f"stock ({aside[name]})" if name in aside else self._state(name)
             states.setdefault(state, []).append(name)
         parts = [f"{', '.join(group)} {state}" for state, group in states.items()]
+        if self._accumulates_fast():
+            parts.append("fp8 products with fast accumulation")
+        if self.pieces.row_wise_fp8 and mount.fp8.by_rows:
+            why = self.ledger.refused.get(ROWS_INPUT)
+            parts.append("products of row-wise fp8" if why is None else f"row-wise fp8 dequantised ({why})")
         if ROPE not in mount.chain_names:
             parts.append(f"rope: {self.host.name}'s own")
         return f"{self.quality}: {mount.block_count}/{mount.block_count} blocks; {'; '.join(parts)}"
@@ -124,7 +161,7 @@ class Fusion:
     def _state(self, chain: str) -> str:
         if chain in self.ledger.proven:
             return "exact"
-        if self.quality == LOSSLESS:
+        if self.ledger.exact:
             return "to be proven on the first step"
         unequal, compared = self.ledger.differing.get(chain, (0, 0))
         return f"fused ({unequal:,} of {compared:,} values differed in the first forward)" if compared else "fused"
@@ -141,6 +178,6 @@ class Fusion:
                 log.warning("Ideogram 4 fusion: the model's blocks keep changing, and are proven anew each time")
         if known is None or outdated:
             structure: Structure = inspect_model(root)
-            known = structure.declined or Mount(structure, self.host, self._chains, self.ledger)
+            known = structure.declined or Mount(structure, self.host, self._chains, self.ledger, self.pieces)
             self._mounts[root] = known
         return known

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .chains import ROPE, SILU_MUL
-from .emission import FP8, Emitted, run_linear
+from .emission import BF16, BY_ROWS, PLAIN, Emitted, Form, run_linear
 from .host import Spare
 from .proof import NO_ROOM, differing
 from .site import Site, Watch, first_argument, form_of, kind_of
@@ -25,16 +25,17 @@ class FeedForwardSite(Site):
     def signature(self, call: torch.Tensor) -> Hashable:
         return form_of(call), self._emits()
 
-    def _emits(self) -> bool:
-        return SILU_MUL not in self.mount.ledger.refused and self.mount.takes_fp8(self.module._modules["w2"])
+    def _emits(self) -> Form:
+        return BF16 if SILU_MUL in self.mount.ledger.refused else self.mount.fp8.form(self.module._modules["w2"])
 
     def fused(self, call: torch.Tensor | Emitted) -> torch.Tensor:
         ffn: Any = self.module
         a, b = run_linear(ffn.w1, call), run_linear(ffn.w3, call)
+        form = self._emits()
         silu_mul = self.mount.run(SILU_MUL)
-        if self._emits():
-            return run_linear(ffn.w2, self.mount.emitted(silu_mul(a, b, FP8)))
-        return run_linear(ffn.w2, silu_mul(a, b))
+        if form == BF16:
+            return run_linear(ffn.w2, silu_mul(a, b))
+        return run_linear(ffn.w2, self.mount.fp8.emitted(silu_mul(a, b, *form)))
 
     def shadow(self, call: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         ffn: Any = self.module
@@ -60,7 +61,9 @@ class FeedForwardSite(Site):
                     # Here, and not behind w2, so that nothing is kept of w1 and w3 that stock has let go of.
                     a, b = first.pop("w1"), first.pop("w3")
                     expected = silu_mul(a, b)
-                    if emits:
+                    if emits == BY_ROWS:
+                        silu_mul(a, b, *BY_ROWS)
+                    elif emits == PLAIN:
                         self.mount.compare_emission(SILU_MUL, expected)(a, b)
 
             return see
@@ -81,15 +84,17 @@ class FeedForwardSite(Site):
             if result is None:
                 raise LookupError("w2 was not called")
             same(result, out)
-            spared = self._spared(call)
-            if emits or isinstance(spared, Emitted):
+            forms = {emits, self.mount.fp8.form(ffn.w1), self.mount.fp8.form(ffn.w3)}
+            if PLAIN in forms and BY_ROWS not in forms:
+                spared = self._spared(call)
                 self.mount.compare_spared(lambda: self.fused(spared), out)
 
         self.conclude(see_whole)
         return out
 
     def _spared(self, x: torch.Tensor) -> torch.Tensor | Emitted:
-        return self.mount.spare(self.module.w1, x) if self.mount.takes_fp8(self.module.w3) else x
+        fp8, ffn = self.mount.fp8, self.module
+        return fp8.spare(ffn.w1, x) if fp8.form(ffn.w3) == fp8.form(ffn.w1) else x
 
 
 class AttentionSite(Site):
@@ -104,11 +109,10 @@ class AttentionSite(Site):
     def signature(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Hashable:
         (x, *rest), kwargs = call
         kinds = kind_of(tuple(rest)), tuple((name, kind_of(value)) for name, value in kwargs.items())
-        takes = self.mount.takes_fp8
-        return form_of(x), kinds, *map(takes, self.mount.attention_linears(self.module))
+        return form_of(x), kinds, *map(self.mount.fp8.form, self.mount.attention_linears(self.module))
 
     def fused(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> torch.Tensor:
-        return self._with_rope(self.mount.run(ROPE), self.mount.spare, *call)
+        return self._with_rope(self.mount.run(ROPE), self.mount.fp8.spare, *call)
 
     def shadow(
         self, call: tuple[tuple[Any, ...], dict[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -129,11 +133,13 @@ class AttentionSite(Site):
         stock = self.stock(*args, **kwargs) if differing(ours, out) else out
         self.mount.evidence.form(ROPE).add(ours, stock)
         (first, last), x = self.mount.attention_linears(self.module), args[0]
-        given = x if first is None else self.mount.spare(first, x)
-        if isinstance(given, Emitted) or self.mount.takes_fp8(last):
+        fp8 = self.mount.fp8
+        forms = {fp8.form(first), fp8.form(last)}
+        if PLAIN in forms and BY_ROWS not in forms:
+            given = x if first is None else fp8.spare(first, x)
             spared = given, *args[1:]
             rope = self.mount.run(ROPE)
-            self.mount.compare_spared(lambda: self._with_rope(rope, self.mount.spare, spared, kwargs), stock)
+            self.mount.compare_spared(lambda: self._with_rope(rope, fp8.spare, spared, kwargs), stock)
 
     def _with_rope(
         self, rope: Callable[..., Any], spare: Spare, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -14,26 +14,44 @@ from torch import nn
 
 from .block_site import BlockSite
 from .chains import BLOCK_CHAINS, FP8_INPUT, MODULATE, ROPE, SILU_MUL, Chain
-from .emission import FP8, Emitted
+from .emission import BF16, FP8, Form
 from .exchange import EXCHANGE, exchanged_forwards, is_hooked, is_meddled_with, is_patched
+from .fp8_inputs import Fp8Inputs
 from .host import Host
 from .inner_sites import AttentionSite, FeedForwardSite
 from .marks import Marks
+from .pieces import Pieces
 from .proof import Evidence, Ledger, paired, raised
 from .site import Site, kind_of
 from .structure import Structure, norms_hooked
 
 
 class Mount:
-    """The sites of one model and the evidence of its current forward. One model runs one forward at a time."""
+    """The sites of one model and the evidence of its current forward. One model runs one forward at a time.
 
-    def __init__(self, structure: Structure, host: Host, chains: Mapping[str, Chain], ledger: Ledger) -> None:
+    Args:
+        structure: the model's blocks.
+        host: whose they are.
+        chains: by name.
+        ledger: of the Fusion.
+        pieces: of `high`.
+
+    Attributes:
+        compared: whether the last call compared anything, and so gave what stock gives.
+        fp8: what its Linears are given.
+    """
+
+    def __init__(
+        self, structure: Structure, host: Host, chains: Mapping[str, Chain], ledger: Ledger, pieces: Pieces
+    ) -> None:
         self.host = host
         self.ledger = ledger
         self.evidence = Evidence()
+        self.compared = False
         self.block_count = len(structure.blocks)
         self._chains = chains
         self._runners = {name: partial(_run, chain, ledger) for name, chain in chains.items()}
+        self.fp8 = Fp8Inputs(host.emission, self.run, ledger, pieces)
         self._sites: tuple[tuple[tuple[str, ...], tuple[Site, ...]], ...] = (
             (BLOCK_CHAINS, tuple(BlockSite(b, self, structure.signature) for b in structure.blocks)),
             ((SILU_MUL,), tuple(FeedForwardSite(b.feed_forward, self) for b in structure.blocks)),
@@ -45,10 +63,7 @@ class Mount:
         self._marks = Marks(structure.blocks, host.rests_on)
         self._first: Site | None = None
         # What holds for one forward, worked out where it is first asked for: blocks share most of their arguments.
-        self._units: dict[torch.device, torch.Tensor] = {}
-        self._takes: dict[int, bool] = {}
         self._kinds: dict[int, tuple[Any, Hashable]] = {}
-        self._shared: dict[int, tuple[torch.Tensor, Emitted]] = {}
 
     @property
     def chain_names(self) -> tuple[str, ...]:
@@ -74,8 +89,8 @@ class Mount:
     def begin(self, site: Site) -> None:
         """Forgets what held for the forward before, if `site` is the first of this one; a call may run several."""
         if site is self._first:
-            for known in (self._takes, self._kinds, self._shared):
-                known.clear()
+            self.fp8.begin()
+            self._kinds.clear()
 
     def kind(self, value: Any) -> Hashable:
         """`kind_of` an argument that the blocks of one forward share."""
@@ -84,20 +99,6 @@ class Mount:
             known = self._kinds[id(value)] = value, kind_of(value)
         return known[1]
 
-    def takes_fp8(self, linear: nn.Module | None) -> bool:
-        """Whether a Linear is to be given what it would make of its input itself."""
-        if linear is None or self.host.emission is None or FP8_INPUT in self.ledger.refused:
-            return False
-        takes = self._takes.get(id(linear))
-        if takes is None:
-            try:
-                takes = self.host.emission.takes(linear)
-            except Exception as error:  # a host that has changed
-                self.ledger.refuse(FP8_INPUT, raised(error))
-                takes = False
-            self._takes[id(linear)] = takes
-        return takes
-
     def attention_linears(self, attention: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
         """The first and the last Linear of an attention module, where the host names them."""
         form = self.host.attention
@@ -105,52 +106,27 @@ class Mount:
         first, last = (None if name is None else attention._modules.get(name) for name in names)
         return first, last
 
-    def emits(self, block: Any, attention_arguments: Mapping[str, Any]) -> tuple[bool, bool]:
-        """Whether the block's norms write fp8 for its attention, and for its feed-forward.
+    def emits(self, block: Any, attention_arguments: Mapping[str, Any]) -> tuple[Form, Form]:
+        """What the block's norms write for its attention, and for its feed-forward.
 
-        Only where the module that receives it is one of ours for this call, and nothing hooks it.
+        fp8 only where the module that receives it is one of ours for this call, and nothing hooks it.
         """
         if MODULATE in self.ledger.refused:
-            return False, False  # the eager form would take two more passes over memory than the Linear itself
+            return BF16, BF16  # the eager form would take two more passes over memory than the Linear itself
         # By the dictionaries: `getattr` of a module takes ten times as long, and a block asks for eight.
         parts = block._modules
         attention, ffn = parts["attention"], parts["feed_forward"]
         layers = ffn._modules
-        return (
-            type(attention.__dict__.get("forward")) is AttentionSite
-            and self.takes_fp8(self.attention_linears(attention)[0])
-            and self.takes_attention(attention, attention_arguments),
-            type(ffn.__dict__.get("forward")) is FeedForwardSite
-            and not is_hooked(ffn)
-            and self.takes_fp8(layers["w1"])
-            and self.takes_fp8(layers["w3"]),
-        )
-
-    def emitted(self, data: torch.Tensor) -> Emitted:
-        """Hidden states [..., K] that a kernel wrote in fp8, contiguous, for the host's Linears."""
-        assert self.host.emission is not None  # written only where a Linear takes it
-        scale = self._units.get(data.device)
-        if scale is None:
-            scale = self._units[data.device] = torch.ones((), dtype=torch.float32, device=data.device)
-        return Emitted(data.view(-1, data.shape[-1]), data.shape[:-1], self.host.emission, scale)
-
-    def spare(self, linear: nn.Module, x: torch.Tensor) -> torch.Tensor | Emitted:
-        """bf16 hidden states [..., K] as a Linear would quantise them, if it takes that; else as they are."""
-        if not (self.takes_fp8(linear) and x.is_contiguous()):
-            return x
-        return self.emitted(self.run(FP8_INPUT)(x.view(-1, x.shape[-1])).view(x.shape))
-
-    def spare_shared(self, linear: nn.Module, x: torch.Tensor) -> torch.Tensor | Emitted:
-        """`spare` for a tensor that every block of a forward is given: it is quantised once."""
-        if not self.takes_fp8(linear):
-            return x
-        known = self._shared.get(id(x))
-        if known is not None and known[0] is x:
-            return known[1]
-        emitted = self.spare(linear, x)
-        if isinstance(emitted, Emitted):
-            self._shared[id(x)] = x, emitted
-        return emitted
+        to_attention = to_feed_forward = BF16
+        if type(attention.__dict__.get("forward")) is AttentionSite:
+            form = self.fp8.form(self.attention_linears(attention)[0])
+            if form != BF16 and self.takes_attention(attention, attention_arguments):
+                to_attention = form
+        if type(ffn.__dict__.get("forward")) is FeedForwardSite and not is_hooked(ffn):
+            form = self.fp8.form(layers["w1"])
+            if form == self.fp8.form(layers["w3"]):
+                to_feed_forward = form
+        return to_attention, to_feed_forward
 
     def takes_attention(self, attention: nn.Module, arguments: Mapping[str, Any]) -> bool:
         """Whether the host's written-out attention stands for this module in a call with these named arguments."""
@@ -261,9 +237,10 @@ class Mount:
             finally:
                 if mine:
                     self._thread = None
-                    for known in (self._units, self._takes, self._kinds, self._shared):
-                        known.clear()
-        if mine and self.evidence.witnesses:
+                    self.fp8.end()
+                    self._kinds.clear()
+        self.compared = mine and bool(self.evidence.witnesses)
+        if self.compared:
             self.ledger.settle(self.evidence)
             self.evidence = Evidence()
 

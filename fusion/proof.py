@@ -23,7 +23,6 @@ from .chains import FP8_INPUT
 
 log = logging.getLogger("ideogram4_fusion")
 
-LOSSLESS, HIGH = "lossless", "high"
 NO_ROOM = "too little memory to compare with stock"
 
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -97,16 +96,16 @@ class Ledger:
     """What one Fusion has learnt: the chains it refuses and why, and whether the blocks are what they seem.
 
     Attributes:
-        quality: `lossless` refuses a chain that differs anywhere; `high` only one that fails to run.
+        exact: refuses a chain that differs anywhere, and not only one that fails to run.
         refused: chain -> reason; such a chain runs its eager form from then on.
-        differing: chain -> (differing, compared) of the last shadow forward; how far `high` is from stock.
+        differing: chain -> (differing, compared) of the last comparison.
         unprovable: chains that cannot be equal here in principle, whatever a comparison shows.
         proven: chains that a whole shadow forward or a self-test found equal.
         stock_reason: why the whole model runs stock, or None.
         revision: counts the conclusions drawn so far; a status is worth telling again when it has moved.
     """
 
-    quality: str
+    exact: bool
     refused: dict[str, str] = field(default_factory=dict)
     differing: dict[str, tuple[int, int]] = field(default_factory=dict)
     proven: set[str] = field(default_factory=set)
@@ -133,7 +132,7 @@ class Ledger:
         """Takes the outcome of a comparison of one chain."""
         unequal = count.total()
         self.differing[chain] = (unequal, count.compared)
-        if unequal and self.quality == LOSSLESS:
+        if unequal and self.exact:
             self.refuse(chain, f"{unequal:,} of {count.compared:,} values differ")
         elif not unequal and count.compared and chain not in self.refused and chain not in self.unprovable:
             self.proven.add(chain)

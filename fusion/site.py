@@ -71,7 +71,8 @@ class Site:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return self.stock(*args, **kwargs)  # a captured forward proves nothing: it has not run yet
         self.mount.evidence.witnesses.append((self.proven, signature))
-        return self.shadow(call, args, kwargs)
+        with self.mount.fp8.comparing():
+            return self.shadow(call, args, kwargs)
 
     def _plain(self, x: Any) -> bool:
         """Whether `x` is what the proof and the kernels are about: no gradients, no autocast, at least one value."""

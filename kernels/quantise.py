@@ -1,4 +1,4 @@
-"""bf16 -> fp8 with scale 1: what ComfyUI's fp8 Linear does to its input, where no other kernel wrote it."""
+"""bf16 -> fp8 where no other kernel wrote it: with scale 1, as ComfyUI's fp8 Linear does to its input, or by rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import triton.language as tl
 from .errors import KernelDeclined
 from .launch import Launch
 from .numerics import store_rounded, to_fp32
+from .row_scaling import ROW_TILE, decline_row_length, store_row_scaled
 from .rows import decline_out_dtype, decline_tensor, interpreted
 
 FP8_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
@@ -29,11 +30,27 @@ def decline(x: torch.Tensor) -> str | None:
     return decline_tensor("what is to be quantised", x) or decline_out_dtype(torch.float8_e4m3fn, x)
 
 
+def decline_by_rows(x: torch.Tensor) -> str | None:
+    """Why `quantise_rows` does not take these arguments, or None."""
+    return decline(x) or decline_row_length(x.shape[-1])
+
+
 @triton.jit
 def _quantise_kernel(x_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < elements
     store_rounded(out_ptr + offsets, to_fp32(tl.load(x_ptr + offsets, mask=inside, other=0.0)), inside)
+
+
+@triton.jit
+def _quantise_rows_kernel(x_ptr, out_ptr, row_scales_ptr, N: tl.constexpr, TILE: tl.constexpr):
+    one = tl.full([1, 1, 1], tl.program_id(0), dtype=tl.int64)
+    columns = tl.arange(0, TILE)[None, None, :]
+    rows = ()
+    for start in tl.static_range(0, N, TILE):
+        x = tl.load(x_ptr + one * N + start + columns, mask=start + columns < N, other=0.0)
+        rows = rows + (x,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
+    store_row_scaled(out_ptr + one * N, row_scales_ptr + one, one >= 0, rows, columns, N, TILE)
 
 
 def prepare(x: torch.Tensor) -> Callable[..., torch.Tensor]:
@@ -64,6 +81,38 @@ def quantise(x: torch.Tensor) -> torch.Tensor:
         KernelDeclined: the argument is outside the above; the message says which and why.
     """
     return prepare(x)(x)
+
+
+def prepare_by_rows(x: torch.Tensor) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Checks arguments; what it returns is `quantise_rows` for arguments of their form, without checks."""
+    if reason := decline_by_rows(x):
+        raise KernelDeclined(reason)
+    size = x.shape[-1]
+    launch = Launch(_quantise_rows_kernel, x.numel() // size, x.device, (size, ROW_TILE), num_warps=8)
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+        row_scales = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+        launch(x, out, row_scales)
+        return out, row_scales
+
+    return run
+
+
+def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row to its own scale, as `row_scaling` does it.
+
+    Args:
+        x: [..., K] bf16, contiguous, K at most 16384, on a GPU of compute capability 8.9.
+
+    Returns:
+        float8_e4m3fn of the same shape and the scales, [...] float32; byte-equal to `scale_rows_reference` for finite
+        values.
+
+    Raises:
+        KernelDeclined: the argument is outside the above; the message says which and why.
+    """
+    return prepare_by_rows(x)(x)
 
 
 @torch.library.custom_op("ideogram4_fusion::quantise", mutates_args=())

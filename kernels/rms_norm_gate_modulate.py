@@ -18,6 +18,7 @@ from .rms_norm_gate import decline as decline_gate
 from .rms_norm_gate import rms_norm_gate_reference
 from .rms_norm_modulate import rms_norm_modulate_reference
 from .row_reduction import LANES, STREAMING, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
+from .row_scaling import store_row_scaled
 from .rows import (
     ROWS_PER_PROGRAM,
     broadcast_strides,
@@ -37,10 +38,12 @@ def rms_norm_gate_modulate_reference(
     eps: float,
     next_eps: float,
     out_dtype: torch.dtype = torch.bfloat16,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    row_scaled: bool = False,
+) -> tuple[torch.Tensor, ...]:
     """The two chains one after the other."""
     gated = rms_norm_gate_reference(x, branch, weight, gate, eps)
-    return gated, rms_norm_modulate_reference(gated, next_weight, scale, next_eps, out_dtype)
+    out = rms_norm_modulate_reference(gated, next_weight, scale, next_eps, out_dtype, row_scaled)
+    return (gated, *out) if isinstance(out, tuple) else (gated, out)
 
 
 def decline(
@@ -53,13 +56,14 @@ def decline(
     eps: float,
     next_eps: float,
     out_dtype: torch.dtype = torch.bfloat16,
+    row_scaled: bool = False,
 ) -> str | None:
     """Why the kernel does not take these arguments, or None."""
     return (
         decline_gate(x, branch, weight, gate, eps)
         or decline_weight(next_weight, x)
         or decline_modulation("scale", scale, x)
-        or decline_out_dtype(out_dtype, x)
+        or decline_out_dtype(out_dtype, x, row_scaled)
     )
 
 
@@ -73,6 +77,7 @@ def _rms_norm_gate_modulate_kernel(
     scale_ptr,
     gated_ptr,
     out_ptr,
+    row_scales_ptr,
     rows,
     tokens,
     x_batch_stride,
@@ -87,6 +92,7 @@ def _rms_norm_gate_modulate_kernel(
     next_eps,
     N: tl.constexpr,
     ROWS: tl.constexpr,
+    ROW_SCALED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
     valid = row < rows
@@ -126,12 +132,20 @@ def _rms_norm_gate_modulate_kernel(
         gated_tiles = gated_tiles + (gated,)  # type: ignore[assignment]  # noqa: RUF005
     rstd = reciprocal_rms(total, next_eps, N, ROWS)
 
+    products = ()
     for start in tl.static_range(0, N, TILE):
         inside = valid & (start + columns < N) if start + TILE > N else valid
         weight = to_fp32(tl.load(next_weight_ptr + start + columns, mask=start + columns < N))
         scale = to_fp32(tl.load(scale_ptr + start + columns, mask=inside))
         normed = round_bf16(weight * (rstd * to_fp32(gated_tiles[start // TILE])))
-        store_rounded(out_ptr + start + columns, normed * round_bf16(1.0 + scale), inside, STREAMING)
+        product = normed * round_bf16(1.0 + scale)
+        if ROW_SCALED:
+            product = tl.where(inside, to_bf16(product), 0.0)
+            products = products + (product,)  # type: ignore[assignment]  # noqa: RUF005
+        else:
+            store_rounded(out_ptr + start + columns, product, inside, STREAMING)
+    if ROW_SCALED:
+        store_row_scaled(out_ptr, row_scales_ptr + row, valid, products, columns, N, TILE)
 
 
 def prepare(
@@ -144,9 +158,13 @@ def prepare(
     eps: float,
     next_eps: float,
     out_dtype: torch.dtype = torch.bfloat16,
-) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """Checks arguments; what it returns is `rms_norm_gate_modulate` for arguments of their form, without checks."""
-    if reason := decline(x, branch, weight, gate, next_weight, scale, eps, next_eps, out_dtype):
+    row_scaled: bool = False,
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Checks arguments; what it returns is `rms_norm_gate_modulate` for arguments of their form, without checks.
+
+    With `row_scaled` it is `rms_norm_gate_modulate_rows`.
+    """
+    if reason := decline(x, branch, weight, gate, next_weight, scale, eps, next_eps, out_dtype, row_scaled):
         raise KernelDeclined(reason)
     batch, tokens, hidden = x.shape
     rows = batch * tokens
@@ -155,7 +173,7 @@ def prepare(
         *broadcast_strides(gate),
         *broadcast_strides(scale),
     )
-    constants = hidden, ROWS_PER_PROGRAM
+    constants = hidden, ROWS_PER_PROGRAM, row_scaled
     programs = triton.cdiv(rows, ROWS_PER_PROGRAM)
     launch = Launch(_rms_norm_gate_modulate_kernel, programs, x.device, constants, num_warps=4)
 
@@ -168,12 +186,17 @@ def prepare(
         scale: torch.Tensor,
         eps: float,
         next_eps: float,
-        dtype: torch.dtype = out_dtype,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        *_: object,
+    ) -> tuple[torch.Tensor, ...]:
         gated = torch.empty_like(x, memory_format=torch.contiguous_format)
-        out = torch.empty_like(gated, dtype=dtype)
-        launch(x, branch, weight, gate, next_weight, scale, gated, out, rows, tokens, *strides, eps, next_eps)
-        return gated, out
+        out = torch.empty_like(gated, dtype=out_dtype)
+        inputs = x, branch, weight, gate, next_weight, scale
+        if not row_scaled:
+            launch(*inputs, gated, out, out, rows, tokens, *strides, eps, next_eps)
+            return gated, out
+        row_scales = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+        launch(*inputs, gated, out, row_scales, rows, tokens, *strides, eps, next_eps)
+        return gated, out, row_scales
 
     return run
 
@@ -210,7 +233,31 @@ def rms_norm_gate_modulate(
         KernelDeclined: the arguments are outside the above; the message says which and why.
     """
     arguments = (x, branch, weight, gate, next_weight, scale, eps, next_eps, out_dtype)
-    return prepare(*arguments)(*arguments)
+    gated, out = prepare(*arguments)(*arguments)
+    return gated, out
+
+
+def rms_norm_gate_modulate_rows(
+    x: torch.Tensor,
+    branch: torch.Tensor,
+    weight: torch.Tensor,
+    gate: torch.Tensor,
+    next_weight: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    next_eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`rms_norm_gate_modulate`, each row of its second result scaled as `row_scaling` does.
+
+    Returns:
+        The gated residual, [B, T, D] bf16, its modulated norm, [B, T, D] float8_e4m3fn, and its scales, [B, T] float32.
+
+    Raises:
+        KernelDeclined: as `rms_norm_gate_modulate`, or the GPU has no fp8.
+    """
+    arguments = (x, branch, weight, gate, next_weight, scale, eps, next_eps, torch.float8_e4m3fn, True)
+    gated, out, row_scales = prepare(*arguments)(*arguments)
+    return gated, out, row_scales
 
 
 @torch.library.custom_op("ideogram4_fusion::rms_norm_gate_modulate", mutates_args=())

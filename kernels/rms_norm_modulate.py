@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +12,10 @@ import triton.language as tl
 
 from .errors import KernelDeclined
 from .launch import Launch
-from .numerics import round_bf16, store_rounded, to_fp32
+from .numerics import round_bf16, store_rounded, to_bf16, to_fp32
 from .quantise import quantise_reference
 from .row_reduction import LANES, STREAMING, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
+from .row_scaling import scale_rows_reference, store_row_scaled
 from .rows import (
     ROWS_PER_PROGRAM,
     broadcast_strides,
@@ -25,21 +27,32 @@ from .rows import (
 
 
 def rms_norm_modulate_reference(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, out_dtype: torch.dtype = torch.bfloat16
-) -> torch.Tensor:
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    out_dtype: torch.dtype = torch.bfloat16,
+    row_scaled: bool = False,
+) -> Any:
     """The chain as both hosts write it: three tensors rounded to bf16, the norm, 1 + scale and the product."""
-    return quantise_reference(F.rms_norm(x, weight.shape, weight, eps) * (1.0 + scale), out_dtype)
+    product = F.rms_norm(x, weight.shape, weight, eps) * (1.0 + scale)
+    return scale_rows_reference(product) if row_scaled else quantise_reference(product, out_dtype)
 
 
 def decline(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, out_dtype: torch.dtype = torch.bfloat16
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    out_dtype: torch.dtype = torch.bfloat16,
+    row_scaled: bool = False,
 ) -> str | None:
     """Why the kernel does not take these arguments, or None."""
     return (
         decline_rows("x", x)
         or decline_weight(weight, x)
         or decline_modulation("scale", scale, x)
-        or decline_out_dtype(out_dtype, x)
+        or decline_out_dtype(out_dtype, x, row_scaled)
     )
 
 
@@ -49,6 +62,7 @@ def _rms_norm_modulate_kernel(
     weight_ptr,
     scale_ptr,
     out_ptr,
+    row_scales_ptr,
     rows,
     tokens,
     x_batch_stride,
@@ -58,6 +72,7 @@ def _rms_norm_modulate_kernel(
     eps,
     N: tl.constexpr,
     ROWS: tl.constexpr,
+    ROW_SCALED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
     valid = row < rows
@@ -77,32 +92,50 @@ def _rms_norm_modulate_kernel(
         tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
     rstd = reciprocal_rms(total, eps, N, ROWS)
 
+    products = ()
     for start in tl.static_range(0, N, TILE):
         inside = valid & (start + columns < N) if start + TILE > N else valid
         weight = to_fp32(tl.load(weight_ptr + start + columns, mask=start + columns < N))
         scale = to_fp32(tl.load(scale_ptr + start + columns, mask=inside))
         normed = round_bf16(weight * (rstd * to_fp32(tiles[start // TILE])))
-        store_rounded(out_ptr + start + columns, normed * round_bf16(1.0 + scale), inside, STREAMING)
+        product = normed * round_bf16(1.0 + scale)
+        if ROW_SCALED:
+            product = tl.where(inside, to_bf16(product), 0.0)
+            products = products + (product,)  # type: ignore[assignment]  # noqa: RUF005
+        else:
+            store_rounded(out_ptr + start + columns, product, inside, STREAMING)
+    if ROW_SCALED:
+        store_row_scaled(out_ptr, row_scales_ptr + row, valid, products, columns, N, TILE)
 
 
 def prepare(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, out_dtype: torch.dtype = torch.bfloat16
-) -> Callable[..., torch.Tensor]:
-    """Checks arguments; what it returns is `rms_norm_modulate` for arguments of their form, without checks."""
-    if reason := decline(x, weight, scale, eps, out_dtype):
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    out_dtype: torch.dtype = torch.bfloat16,
+    row_scaled: bool = False,
+) -> Callable[..., Any]:
+    """Checks arguments; what it returns is `rms_norm_modulate` for arguments of their form, without checks.
+
+    With `row_scaled` it is `rms_norm_modulate_rows`.
+    """
+    if reason := decline(x, weight, scale, eps, out_dtype, row_scaled):
         raise KernelDeclined(reason)
     batch, tokens, hidden = x.shape
     rows = batch * tokens
     strides = (x.stride(0), x.stride(1), *broadcast_strides(scale))
-    constants = hidden, ROWS_PER_PROGRAM
+    constants = hidden, ROWS_PER_PROGRAM, row_scaled
     launch = Launch(_rms_norm_modulate_kernel, triton.cdiv(rows, ROWS_PER_PROGRAM), x.device, constants, num_warps=4)
 
-    def run(
-        x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, dtype: torch.dtype = out_dtype
-    ) -> torch.Tensor:
-        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-        launch(x, weight, scale, out, rows, tokens, *strides, eps)
-        return out
+    def run(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, *_: object) -> Any:
+        out = torch.empty_like(x, dtype=out_dtype, memory_format=torch.contiguous_format)
+        if not row_scaled:
+            launch(x, weight, scale, out, out, rows, tokens, *strides, eps)
+            return out
+        row_scales = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+        launch(x, weight, scale, out, row_scales, rows, tokens, *strides, eps)
+        return out, row_scales
 
     return run
 
@@ -125,7 +158,21 @@ def rms_norm_modulate(
     Raises:
         KernelDeclined: the arguments are outside the above; the message says which and why.
     """
-    return prepare(x, weight, scale, eps, out_dtype)(x, weight, scale, eps)
+    out: torch.Tensor = prepare(x, weight, scale, eps, out_dtype)(x, weight, scale, eps)
+    return out
+
+
+def rms_norm_modulate_rows(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rms_norm_modulate`, each row scaled as `row_scaling` does: [B, T, D] float8_e4m3fn and [B, T] float32.
+
+    Raises:
+        KernelDeclined: as `rms_norm_modulate`, or the GPU has no fp8.
+    """
+    arguments = (x, weight, scale, eps, torch.float8_e4m3fn, True)
+    out: tuple[torch.Tensor, torch.Tensor] = prepare(*arguments)(*arguments)
+    return out
 
 
 @torch.library.custom_op("ideogram4_fusion::rms_norm_modulate", mutates_args=())

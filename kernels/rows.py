@@ -81,8 +81,10 @@ OUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 FP8_CAPABILITY = (8, 9)
 
 
-def decline_out_dtype(dtype: torch.dtype, x: torch.Tensor) -> str | None:
+def decline_out_dtype(dtype: torch.dtype, x: torch.Tensor, row_scaled: bool = False) -> str | None:
     """Why no kernel writes `dtype` beside `x`, or None."""
+    if row_scaled and dtype != torch.float8_e4m3fn:
+        return f"rows are scaled as float8_e4m3fn, not as {str(dtype).removeprefix('torch.')}"
     if dtype not in OUT_DTYPES:
         return f"the kernels write bfloat16 or float8_e4m3fn, not {str(dtype).removeprefix('torch.')}"
     if dtype == torch.float8_e4m3fn and not (

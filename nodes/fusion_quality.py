@@ -6,8 +6,9 @@ from comfy.model_patcher import ModelPatcher
 from comfy_api.latest import io
 from typing_extensions import override
 
+from ..fusion.pieces import ALL, Pieces
 from ..hosts.comfyui.quality import set_quality
-from .inputs import CATEGORY, model_input, quality_input
+from .inputs import CATEGORY, model_input, piece_inputs, quality_input
 from .status_text import show_on
 
 
@@ -23,7 +24,7 @@ class FusionQuality(io.ComfyNode):
             "loaders and in front of the sampler; of several, the last one counts. Where kernels cannot run, the "
             "model stays stock and the status says why. Works on both models of a two-model graph; use one node each.",
             search_aliases=["ideogram", "speed", "triton", "kernel", "lossless", "optimize"],
-            inputs=[model_input(), quality_input("quality", "lossless", "What may change.")],
+            inputs=[model_input(), quality_input("quality", "lossless", "What may change."), *piece_inputs()],
             outputs=[
                 io.Model.Output(),
                 io.String.Output("status", display_name="status", tooltip="What is mounted, or why nothing is."),
@@ -33,8 +34,17 @@ class FusionQuality(io.ComfyNode):
 
     @classmethod
     @override
-    def execute(cls, model: ModelPatcher, quality: str) -> io.NodeOutput:
+    def execute(
+        cls,
+        model: ModelPatcher,
+        quality: str,
+        attention: str = ALL.attention,
+        fast_accumulation: bool = ALL.fast_accumulation,
+        row_wise_fp8: bool = ALL.row_wise_fp8,
+        unproven_chains: bool = ALL.unproven_chains,
+    ) -> io.NodeOutput:
         show = show_on(cls.hidden.unique_id)
-        fused, status = set_quality(model, quality, show)
+        pieces = Pieces(attention, fast_accumulation, row_wise_fp8, unproven_chains)
+        fused, status = set_quality(model, quality, show, pieces)
         show(status)
         return io.NodeOutput(fused, status)

@@ -7,14 +7,14 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..fusion.fusion import QUALITIES
+from ..fusion.pieces import ALL, ATTENTIONS
 from ..sampling.presets import PRESETS
 
 CATEGORY = "Ideogram 4 Fusion"
 
 _QUALITY_PROMISE = (
     "off: the stock model. lossless: fused kernels, each proven byte-equal to the stock model on this machine, so the "
-    "image is the same. high: today the same kernels without that proof; the comparison says whether the image is "
-    "identical, or how close."
+    "image is the same. high: faster still, and close: the advanced inputs of the quality node name its pieces."
 )
 
 
@@ -64,6 +64,43 @@ def seed_input() -> Any:
         control_after_generate=True,
         tooltip="Seed of the noise.",
     )
+
+
+def piece_inputs() -> list[Any]:
+    """The pieces of `high`. Optional, so that graphs made before there were any still run."""
+    return [
+        io.Combo.Input(
+            "attention",
+            options=list(ATTENTIONS),
+            default=ALL.attention,
+            optional=True,
+            advanced=True,
+            tooltip="high: auto takes cuDNN's attention on GPUs where it was measured to be faster, cudnn takes it "
+            "wherever it runs, stock keeps ComfyUI's. An attention that another node chose is kept.",
+        ),
+        io.Boolean.Input(
+            "fast_accumulation",
+            default=ALL.fast_accumulation,
+            optional=True,
+            advanced=True,
+            tooltip="high: fp8 products that add up with fewer bits.",
+        ),
+        io.Boolean.Input(
+            "row_wise_fp8",
+            default=ALL.row_wise_fp8,
+            optional=True,
+            advanced=True,
+            tooltip="high: the official checkpoint, kept in fp8 by Load Ideogram 4, is multiplied in fp8 instead of "
+            "being dequantised in each step.",
+        ),
+        io.Boolean.Input(
+            "unproven_chains",
+            default=ALL.unproven_chains,
+            optional=True,
+            advanced=True,
+            tooltip="high: fused kernels also where they are not byte-equal to the stock model on this machine.",
+        ),
+    ]
 
 
 def quality_input(name: str, default: str, what: str) -> Any:

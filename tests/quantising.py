@@ -30,7 +30,7 @@ class QuantisingLinear(nn.Linear):
 seen: list[tuple[nn.Module, int]] = []
 
 
-def multiply(linear: nn.Module, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def multiply(linear: nn.Module, rows: torch.Tensor, scale: torch.Tensor, fast: bool) -> torch.Tensor:
     """What a QuantisingLinear makes of rows that are quantised already."""
     assert isinstance(linear, QuantisingLinear) and rows.dtype == FP8 and float(scale) == 1
     seen.append((linear, rows.data_ptr()))

@@ -49,7 +49,8 @@ def compare_qualities(
 ) -> Comparison:
     """Renders `qualities` with the same noise, noise levels and conditioning, strictly one after the other.
 
-    Whatever quality `model` and `unconditional` carry is replaced for each side. Each side is warmed up first, and
+    Whatever quality `model` and `unconditional` carry is replaced for each side; the pieces of `high` stay as they were
+    chosen on `model`. Each side is warmed up first, and
     timed after that: seconds per step are the times between two steps, so that of the first is not among them.
     """
     latent = fit_latent(model, latent)
@@ -93,10 +94,11 @@ def _render(
     unconditional: ModelPatcher | None,
 ) -> tuple[Render, torch.Tensor, str | None]:
     """One side: its render, its latent samples, and why nothing was fused where something should have been."""
-    fused, _ = fusion_quality.set_quality(model, quality)
+    pieces = fusion_quality.pieces_of(model)
+    fused, _ = fusion_quality.set_quality(model, quality, pieces=pieces)
     fused_unconditional = None
     if unconditional is not None and preset.needs_unconditional:
-        fused_unconditional, _ = fusion_quality.set_quality(unconditional, quality)
+        fused_unconditional, _ = fusion_quality.set_quality(unconditional, quality, pieces=pieces)
     guider = make_guider(fused, positive, preset, levels, fused_unconditional)
     sample(guider, levels[: WARM_UP_STEPS + 1], latent, seed)
 

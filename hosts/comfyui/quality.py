@@ -19,8 +19,10 @@ from comfy.patcher_extension import WrappersMP
 from torch import nn
 
 from ...fusion.chains import BLOCK_CHAINS, ROPE, SILU_MUL
-from ...fusion.fusion import OFF, QUALITIES, Fusion
+from ...fusion.fusion import HIGH, OFF, QUALITIES, Fusion
+from ...fusion.pieces import ALL, STOCK, Pieces
 from ...fusion.structure import NORMS
+from .attention import CudnnAttention, attention_of, set_attention
 from .blocks import HOST
 from .text_features import TextFeaturesOnDevice
 
@@ -44,24 +46,33 @@ class FusionWrapper:
     Args:
         fusion: what to mount.
         tell: called with the new status whenever a forward has changed it.
+        attention: that of `high`, put on the same MODEL.
     """
 
-    def __init__(self, fusion: Fusion, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        fusion: Fusion,
+        tell: Callable[[str], None] | None = None,
+        attention: CudnnAttention | None = None,
+    ) -> None:
         self.fusion = fusion
         self.tell = tell
+        self.attention = attention
 
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         root = _root(executor.class_obj)
-        revision = self.fusion.ledger.revision
-        with self.fusion.mounted(root):
-            out = executor(*args, **kwargs)
-        if self.tell is not None and self.fusion.ledger.revision != revision:
-            self.tell(self.fusion.status(root))
+        before = self._state()
+        out = self.fusion.run(root, lambda: executor(*args, **kwargs))
+        if self.tell is not None and self._state() != before:
+            self.tell(_with_attention(self.fusion.status(root), self.attention))
         return out
+
+    def _state(self) -> tuple[object, ...]:
+        return self.fusion.ledger.revision, self.attention and self.attention.status
 
 
 def set_quality(
-    model: ModelPatcher, quality: str, tell: Callable[[str], None] | None = None
+    model: ModelPatcher, quality: str, tell: Callable[[str], None] | None = None, pieces: Pieces = ALL
 ) -> tuple[ModelPatcher, str]:
     """A MODEL at the given quality, and its status in one line.
 
@@ -69,6 +80,7 @@ def set_quality(
         model: any MODEL; an earlier quality on it is replaced.
         quality: `off`, `lossless` or `high`. `off` returns `model` itself if it carries no fusion.
         tell: called with a new status line when sampling has changed it.
+        pieces: of `high`.
 
     Raises:
         ValueError: no such quality.
@@ -80,12 +92,14 @@ def set_quality(
     fused = model.clone()
     for kind in (WrappersMP.APPLY_MODEL, WrappersMP.SAMPLER_SAMPLE):
         fused.remove_wrappers_with_key(kind, KEY)
+    set_attention(fused, pieces.attention if quality == HIGH else STOCK)
     if quality == OFF:
         return fused, "off: stock"
     root = _root(model.model)
-    fusion = Fusion(quality, HOST, torch.device(model.load_device), model.model.get_dtype_inference())
+    device, dtype = torch.device(model.load_device), model.model.get_dtype_inference()
+    fusion = Fusion(quality, HOST, device, dtype, pieces=pieces)
     fusion.self_test(root)
-    fused.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, FusionWrapper(fusion, tell))
+    fused.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, FusionWrapper(fusion, tell, attention_of(fused)))
     fused.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, TextFeaturesOnDevice(KEY))
     return fused, status(fused)
 
@@ -96,6 +110,12 @@ def fusion_of(model: ModelPatcher) -> Fusion | None:
     return wrappers[-1].fusion if wrappers else None
 
 
+def pieces_of(model: ModelPatcher) -> Pieces:
+    """The pieces of `high` that were chosen on a MODEL, all of them where none were."""
+    fusion = fusion_of(model)
+    return fusion.pieces if fusion is not None and fusion.quality == HIGH else ALL
+
+
 def status(model: ModelPatcher) -> str:
     """What is mounted on a MODEL, in one line, as of its last forward."""
     fusion = fusion_of(model)
@@ -103,7 +123,14 @@ def status(model: ModelPatcher) -> str:
         return "off: stock"
     if _compiled(model):
         return f"stock: {_COMPILED}"
-    return fusion.status(_root(model.model), _foreign(model), _object_patches(model))
+    line = fusion.status(_root(model.model), _foreign(model), _object_patches(model))
+    if fusion.pieces.attention != STOCK and attention_of(model) is None:
+        return f"{line}; attention: another node's"
+    return _with_attention(line, attention_of(model))
+
+
+def _with_attention(line: str, attention: CudnnAttention | None) -> str:
+    return line if attention is None else f"{line}; attention: {attention.status}"
 
 
 def unfused_reason(model: ModelPatcher) -> str | None:
@@ -111,6 +138,9 @@ def unfused_reason(model: ModelPatcher) -> str | None:
     fusion = fusion_of(model)
     if fusion is None:
         return "its fusion quality is off"
+    attention = attention_of(model)
+    if attention is not None and attention.used:
+        return None
     return _COMPILED if _compiled(model) else fusion.unfused_reason(_root(model.model))
 
 

@@ -124,8 +124,10 @@ def adopt(transformer: nn.Module) -> None:
     for module in transformer.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, QuantizedTensor) and weight._params.scale.ndim == 1:
+            # Rounded as they meet the values, so that a product with them as they are is one with the same weights.
+            scale = weight._params.scale.bfloat16().float()
             params = RowWiseFP8Layout.Params(
-                scale=weight._params.scale, orig_dtype=weight._params.orig_dtype, orig_shape=weight._params.orig_shape
+                scale=scale, orig_dtype=weight._params.orig_dtype, orig_shape=weight._params.orig_shape
             )
             kept = QuantizedTensor(weight._qdata, LAYOUT, params)
             module.weight = nn.Parameter(kept, requires_grad=False)

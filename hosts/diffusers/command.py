@@ -15,7 +15,7 @@ import torch
 from ...checkpoint.errors import CheckpointError
 from ...comparison.images import eight_bit
 from ...comparison.report import as_dict, text
-from ...fusion.proof import HIGH, LOSSLESS
+from ...fusion.fusion import HIGH, LOSSLESS
 from ...sampling.presets import PRESETS
 from .default_prompt import DEFAULT_PROMPT
 from .memory import is_out_of_memory

@@ -34,8 +34,7 @@ class FusedTransformer(nn.Module):
         return self.transformer.device
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with self.fusion.mounted(self.transformer):
-            return self.transformer(*args, **kwargs)
+        return self.fusion.run(self.transformer, lambda: self.transformer(*args, **kwargs))
 
 
 class NoTransformer(nn.Module):

@@ -1,0 +1,103 @@
+"""cuDNN's attention for one MODEL, through core's own hook for that (`optimized_attention_override`)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import comfy.ldm.modules.attention
+import torch
+from comfy.model_patcher import ModelPatcher
+
+from ...fusion.pieces import CUDNN, STOCK
+from ...kernels.attention import cudnn_attention, cudnn_is_faster
+
+log = logging.getLogger("ideogram4_fusion")
+
+OVERRIDE = "optimized_attention_override"
+
+# What core hands on beside queries, keys, values, heads and mask without asking for other numbers.
+_NEUTRAL = {"skip_reshape", "transformer_options", "_inside_attn_wrapper"}
+
+
+class CudnnAttention:
+    """Stands in for core's attention where cuDNN's is chosen; all else it leaves to core.
+
+    Args:
+        choice: `auto` or `cudnn`.
+
+    Attributes:
+        declined: why it left the last call to core, or None.
+        used: whether it ever took a call.
+    """
+
+    def __init__(self, choice: str) -> None:
+        self.choice = choice
+        self.declined: str | None = None
+        self.used = False
+        self._failed: str | None = None
+
+    def __call__(
+        self, stock: Any, q: Any, k: Any, v: Any, heads: int, mask: Any = None, *args: Any, **named: Any
+    ) -> Any:
+        if torch.compiler.is_compiling():  # what is traced is the stock model
+            traced: torch.Tensor = stock(q, k, v, heads, mask, *args, **named)
+            return traced
+        self.declined = self._failed or self._decline(stock, q, mask, args, named)
+        if self.declined is None:
+            try:
+                out = cudnn_attention(q, k, v)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                self.declined = self._failed = f"cuDNN does not take heads of {q.shape[-1]} here"
+                log.warning("Ideogram 4 fusion: attention stays ComfyUI's: %s", self._failed)
+            else:
+                self.used = True
+                return out.transpose(1, 2).flatten(2)
+        return stock(q, k, v, heads, mask, *args, **named)
+
+    def _decline(
+        self, stock: Any, q: torch.Tensor, mask: Any, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> str | None:
+        if mask is not None:
+            return "it has a mask, and core takes cuDNN there itself"
+        if args or not named.get("skip_reshape") or any(named[name] for name in named.keys() - _NEUTRAL):
+            return "it is called otherwise than by Ideogram 4"
+        if not q.is_cuda or torch.version.hip is not None:
+            return "it does not run on an NVIDIA GPU"
+        if self.choice == CUDNN:
+            return None
+        if stock is not core_default():
+            return f"{getattr(stock, '__name__', 'another one')} was chosen when ComfyUI was started"
+        if not cudnn_is_faster(torch.cuda.get_device_capability(q.device), q.shape[-1]):
+            return f"none was measured to be faster on this GPU for heads of {q.shape[-1]}"
+        return None
+
+    @property
+    def status(self) -> str:
+        """For the status line, as of the last call."""
+        if self.declined is not None:
+            return f"ComfyUI's ({self.declined})"
+        return "cuDNN" if self.used else "to be chosen on the first step"
+
+
+def core_default() -> Any:
+    """core's attention by PyTorch, as an override is handed it."""
+    attention = comfy.ldm.modules.attention.attention_pytorch
+    return getattr(attention, "__wrapped__", attention)
+
+
+def attention_of(model: ModelPatcher) -> CudnnAttention | None:
+    """Ours on a MODEL, or None."""
+    found = model.model_options.get("transformer_options", {}).get(OVERRIDE)
+    return found if isinstance(found, CudnnAttention) else None
+
+
+def set_attention(model: ModelPatcher, choice: str) -> None:
+    """Puts it on a MODEL, or takes it off for `stock`. Another pack's override stays, whatever is chosen."""
+    options = model.model_options.setdefault("transformer_options", {})
+    if attention_of(model) is not None:
+        del options[OVERRIDE]
+    if choice != STOCK and OVERRIDE not in options:
+        options[OVERRIDE] = CudnnAttention(choice)

@@ -1,0 +1,187 @@
+"""`high`: its pieces, each by itself, and that a seed gives the same result the first time too."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+pytest.importorskip("triton")
+pytest.importorskip("diffusers")
+
+from ideogram4_fusion.fusion.chains import ROWS_INPUT, Chain
+from ideogram4_fusion.fusion.fusion import Fusion
+from ideogram4_fusion.fusion.pieces import ALL, NONE, Pieces
+from ideogram4_fusion.kernels.attention import TABLE, attention_reference, cudnn_attention, cudnn_is_faster
+from ideogram4_fusion.kernels.row_scaling import scale_rows_reference
+from ideogram4_fusion.tests.fp8_stack import Block, make_fp8_fusion, make_fp8_inputs, make_fp8_stack
+from ideogram4_fusion.tests.fusing import run
+from ideogram4_fusion.tests.quantising import multiply
+from ideogram4_fusion.tests.stack import DEVICE, Stack
+
+
+def products(linear: nn.Module, rows: torch.Tensor, scale: torch.Tensor, fast: bool) -> torch.Tensor:
+    """Off by a little where it may be fast, as one that adds up with fewer bits; by rows where they have scales."""
+    if scale.ndim:
+        return F.linear(rows.to(torch.bfloat16) * scale.bfloat16(), linear.weight)
+    return multiply(linear, rows, scale, fast) * (1.01 if fast else 1)
+
+
+class RowWiseLinear(nn.Linear):
+    """Multiplies in bf16, and could in fp8 with scales for each row."""
+
+
+def by_rows(stack: Stack) -> Stack:
+    for layer in stack.layers:
+        for parent, names in ((layer.attention, ("qkv", "o")), (layer.feed_forward, ("w1", "w2", "w3"))):
+            for name in names:
+                plain = getattr(parent, name)
+                linear = RowWiseLinear(plain.in_features, plain.out_features, bias=False)
+                linear.weight = plain.weight
+                setattr(parent, name, linear)
+    return stack
+
+
+def make_high(pieces: Pieces, **kernels: Callable[..., Any]) -> Fusion:
+    lossless = make_fp8_fusion(**kernels)
+    assert lossless.host.emission is not None
+    emission = dataclasses.replace(
+        lossless.host.emission, multiply=products, takes_rows=lambda linear: isinstance(linear, RowWiseLinear)
+    )
+    host = dataclasses.replace(lossless.host, emission=emission)
+    chains = {**lossless._chains, ROWS_INPUT: Chain(ROWS_INPUT, scale_rows_reference, scale_rows_reference)}
+    return Fusion("high", host, torch.device(DEVICE), chains=chains, pieces=pieces)
+
+
+@torch.inference_mode()
+def forward(stack: Stack, fusion: Fusion, inputs: tuple[Any, ...]) -> torch.Tensor:
+    return fusion.run(stack, lambda: stack(*inputs))
+
+
+def silu_mul_off(a: torch.Tensor, b: torch.Tensor, *out: torch.dtype) -> torch.Tensor:
+    product = F.silu(a) * b * 1.25
+    return product.clamp(-448, 448).to(out[0]) if out else product
+
+
+def test_with_nothing_chosen_it_is_lossless() -> None:
+    stack, inputs = make_fp8_stack(Block), make_fp8_inputs()
+    fusion = make_high(NONE, silu_mul=silu_mul_off)
+    for _ in range(2):
+        assert torch.equal(forward(stack, fusion, inputs), run(stack, None, inputs))
+    assert list(fusion.ledger.refused) == ["silu-mul"]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [Pieces("stock", True, False, False), Pieces("stock", False, False, True), ALL],
+    ids=["fast accumulation", "unproven chains", "all"],
+)
+def test_a_piece_changes_the_result_and_repeats_it_from_the_first_time_on(pieces: Pieces) -> None:
+    stack, inputs = make_fp8_stack(Block), make_fp8_inputs()
+    kernels = {"silu_mul": silu_mul_off} if pieces.unproven_chains else {}
+    fusion = make_high(pieces, **kernels)
+    first = forward(stack, fusion, inputs)
+    assert not torch.equal(first, run(stack, None, inputs))
+    assert torch.equal(forward(stack, fusion, inputs), first)
+    assert torch.equal(forward(stack, make_high(pieces, **kernels), inputs), first)
+    assert not fusion.ledger.refused
+
+
+def test_fast_accumulation_is_not_laid_at_the_door_of_the_kernels() -> None:
+    stack, inputs = make_fp8_stack(Block), make_fp8_inputs()
+    fusion = make_high(Pieces("stock", True, False, False))
+    forward(stack, fusion, inputs)
+    assert "fp8 input" in fusion.ledger.proven and all(unequal == 0 for unequal, _ in fusion.ledger.differing.values())
+    assert fusion.status(stack).endswith("fp8 products with fast accumulation")
+
+
+def test_rows_with_scales_of_their_own_reach_every_linear_that_takes_them() -> None:
+    stack, inputs = by_rows(make_fp8_stack(Block)), make_fp8_inputs()
+    fusion = make_high(Pieces("stock", False, True, False))
+    first, stock = forward(stack, fusion, inputs), run(stack, None, inputs)
+    assert not torch.equal(first, stock) and torch.equal(forward(stack, fusion, inputs), first)
+    # Each Linear's input is off by at most 2^-4 of itself; a mistaken scale would leave nothing of the result.
+    assert float((first.float() - stock.float()).norm() / stock.float().norm()) < 0.1
+    assert fusion.status(stack).endswith("products of row-wise fp8") and not fusion.ledger.refused
+
+
+def test_row_wise_fp8_can_be_left_out() -> None:
+    stack, inputs = by_rows(make_fp8_stack(Block)), make_fp8_inputs()
+    for pieces in (NONE, Pieces("stock", False, False, True)):
+        fusion = make_high(pieces)
+        for _ in range(2):
+            assert torch.equal(forward(stack, fusion, inputs), run(stack, None, inputs))
+
+
+def test_a_device_without_products_by_rows_keeps_stock_and_says_so() -> None:
+    stack, inputs = by_rows(make_fp8_stack(Block)), make_fp8_inputs()
+    lossless = make_fp8_fusion()
+    assert lossless.host.emission is not None
+    emission = dataclasses.replace(
+        lossless.host.emission,
+        takes_rows=lambda linear: isinstance(linear, RowWiseLinear),
+        no_rows=lambda device: "no such GPU",
+    )
+    host = dataclasses.replace(lossless.host, emission=emission)
+    fusion = Fusion("high", host, torch.device(DEVICE), chains=lossless._chains)
+    for _ in range(2):
+        assert torch.equal(forward(stack, fusion, inputs), run(stack, None, inputs))
+    assert fusion.status(stack).endswith("row-wise fp8 dequantised (no such GPU)")
+
+
+def test_a_forward_that_compared_nothing_is_not_run_twice() -> None:
+    stack, inputs, fusion = make_fp8_stack(Block), make_fp8_inputs(), make_high(ALL)
+    calls: list[int] = []
+
+    def counted() -> torch.Tensor:
+        calls.append(1)
+        out: torch.Tensor = stack(*inputs)
+        return out
+
+    with torch.inference_mode():
+        for _ in range(3):
+            fusion.run(stack, counted)
+    assert len(calls) == 4
+    lossless = make_fp8_fusion()
+    calls.clear()
+    with torch.inference_mode():
+        for _ in range(3):
+            lossless.run(stack, counted)
+    assert len(calls) == 3
+
+
+def test_unknown_attention() -> None:
+    with pytest.raises(ValueError, match="none of auto, cudnn, stock"):
+        Pieces("sage")
+
+
+def test_the_table_names_what_it_was_measured_with() -> None:
+    for entry in TABLE:
+        assert entry.on and entry.measured_us
+        assert all(cudnn < flash for flash, cudnn in entry.measured_us.values())
+    assert cudnn_is_faster((9, 0), 256)
+    assert not cudnn_is_faster((8, 9), 256) and not cudnn_is_faster((12, 0), 256) and not cudnn_is_faster((9, 0), 64)
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU"
+)
+@pytest.mark.parametrize("tokens", [1, 77, 1281])
+def test_cudnn_attention_is_as_close_as_stock_and_repeats_itself(tokens: int) -> None:
+    generator = torch.Generator(device="cuda").manual_seed(tokens)
+    qkv = torch.randn(2, tokens, 3, 18, 256, generator=generator, device="cuda").bfloat16()
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(dim=2))
+    expected = attention_reference(q, k, v)
+
+    def error(out: torch.Tensor) -> float:
+        return float((out.double() - expected).norm() / expected.norm())
+
+    ours = cudnn_attention(q, k, v)
+    assert error(ours) <= 1.2 * error(F.scaled_dot_product_attention(q.contiguous(), k.contiguous(), v.contiguous()))
+    assert error(ours) < 4e-3  # bf16 keeps 2^-9 of each value, and probabilities are rounded too
+    assert torch.equal(cudnn_attention(q, k, v), ours)
