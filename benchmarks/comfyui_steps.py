@@ -1,11 +1,13 @@
 """Times steps and whole generations of the model in a real ComfyUI, stock and fused, and says whether they are equal.
 
     COMFYUI_PATH=... python -m ideogram4_fusion.benchmarks.comfyui_steps
-        [--checkpoint FILE] [--sizes 256 512 1024 2048] [--generations INSTANT_8 FAST_20] [--size 1024]
-        [--quality lossless] [--patcher dynamic|plain] [--rounds 3] [--output FILE]
+        [--checkpoint FILE | --weights fp8_scaled|fp8_row_wise|bf16] [--sizes 256 512 1024 2048]
+        [--generations INSTANT_8 FAST_20] [--size 1024] [--qualities lossless high]
+        [--pieces attention ...] [--piece-sizes 1024 2048] [--patcher dynamic|plain] [--rounds 3] [--output FILE]
 
 Run it like comfyui_comparison. Both sides go through core's Euler sampler, so that a step holds everything that a user
-waits for. Where outputs differ, `lossless` gets no ratio.
+waits for. Where outputs differ, `lossless` gets no ratio. Pieces of `high` are timed each by itself. Row-wise weights
+are kept in fp8.
 
 Steps: stock and fused take turns, the first turn of each is thrown away, and the ratio is that of the medians of one
 run. The device is waited for behind each step.
@@ -27,10 +29,17 @@ from typing import Any
 
 import torch
 
+from ..fusion.pieces import AUTO, STOCK, Pieces
 from . import record
 from .comfyui_process import start_comfyui
-from .random_checkpoint import random_features, write_random_checkpoint
+from .random_checkpoint import WEIGHTS, random_features, write_random_checkpoint
 
+PIECES = {
+    "attention": Pieces(attention=AUTO, fast_accumulation=False, row_wise_fp8=False, unproven_chains=False),
+    "fast accumulation": Pieces(STOCK, fast_accumulation=True, row_wise_fp8=False, unproven_chains=False),
+    "row-wise fp8": Pieces(STOCK, fast_accumulation=False, row_wise_fp8=True, unproven_chains=False),
+    "unproven chains": Pieces(STOCK, fast_accumulation=False, row_wise_fp8=False, unproven_chains=True),
+}
 STEP_PRESET = "FAST_20"
 LARGE, STEPS_OF_LARGE = 1536, 6  # pixels from which on fewer steps do: a step is then most of a second
 GENERATIONS = 10
@@ -41,10 +50,13 @@ def main() -> None:
     parser.add_argument(
         "--checkpoint", type=Path, help="a transformer file; random weights of the official size without"
     )
+    parser.add_argument("--weights", choices=WEIGHTS, default=WEIGHTS[0], help="layout of the random weights")
     parser.add_argument("--sizes", type=int, nargs="*", default=[256, 512, 1024, 2048])
     parser.add_argument("--generations", nargs="*", default=["INSTANT_8", "FAST_20"], metavar="PRESET")
     parser.add_argument("--size", type=int, default=1024, help="of the generations, pixels a side")
-    parser.add_argument("--quality", default="lossless")
+    parser.add_argument("--qualities", nargs="+", default=["lossless", "high"])
+    parser.add_argument("--pieces", nargs="*", choices=list(PIECES), default=[], metavar="PIECE")
+    parser.add_argument("--piece-sizes", type=int, nargs="*", default=[1024, 2048])
     parser.add_argument("--patcher", choices=["dynamic", "plain"], default="dynamic")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path)
@@ -53,7 +65,9 @@ def main() -> None:
     dynamic = on_gpu and options.patcher == "dynamic"
     start_comfyui(Path(os.environ.get("COMFYUI_PATH", "")), on_gpu=on_gpu, dynamic=dynamic)
     with tempfile.TemporaryDirectory() as scratch:
-        file = options.checkpoint or write_random_checkpoint(Path(scratch, "random.safetensors"))
+        file = options.checkpoint or write_random_checkpoint(
+            Path(scratch, "random.safetensors"), weights=options.weights
+        )
         results = run(file, options)
     results["patcher"] = options.patcher
     record.write(options.output or record.RESULTS / f"comfyui_{options.patcher}.json", results)
@@ -67,15 +81,17 @@ def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
     from ..hosts.comfyui.load import describe_file, load_diffusion_model
     from ..hosts.comfyui.quality import set_quality, status
 
-    model = load_diffusion_model(file)
-    fused, _ = set_quality(model, options.quality)
-    sides = {"off": model, options.quality: fused}
+    model = load_diffusion_model(file, "fp8")
+    sides = {"off": model} | {quality: set_quality(model, quality)[0] for quality in options.qualities}
+    alone = {f"high: {name}": set_quality(model, "high", pieces=PIECES[name])[0] for name in options.pieces}
     checkpoint = record.checkpoint(file, describe_file(file))
     steps = []
     for size in options.sizes:
-        row = _step_row(sides, options.quality, size, options.rounds)
-        steps.append({"host": "ComfyUI", "checkpoint": checkpoint, **row, "status": status(fused)})
-        print({k: v for k, v in steps[-1].items() if not k.endswith("spread")}, flush=True)
+        timed = {**sides, **alone} if size in options.piece_sizes else sides
+        for row in _step_rows(timed, size, options.rounds):
+            row = {"host": "ComfyUI", "checkpoint": checkpoint, **row, "status": status(timed[row["quality"]])}
+            steps.append(row)
+            print({k: v for k, v in row.items() if not k.endswith("spread")}, flush=True)
     generations = []
     for preset in options.generations:
         rows = _generation_rows(sides, preset, options.size)
@@ -85,23 +101,45 @@ def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {"origin": origin, "steps": steps, "generations": generations}
 
 
-def _step_row(sides: Mapping[str, Any], quality: str, size: int, rounds: int) -> dict[str, Any]:
+def _step_rows(sides: Mapping[str, Any], size: int, rounds: int) -> list[dict[str, Any]]:
+    """One row a side but for `off`."""
     from ..hosts.comfyui.sampling import StepClock
 
     times: dict[str, list[float]] = {name: [] for name in sides}
     outputs: dict[str, torch.Tensor] = {}
+    repeats = dict.fromkeys(sides, True)
     peaks: dict[str, float | None] = {}
     features = _features(sides["off"])
     for turn in range(rounds + 1):
         for name, side in sides.items():
             _forget_peak()
             clock = StepClock()
-            outputs[name] = _render(side, STEP_PRESET, size, features, clock)
+            out = _render(side, STEP_PRESET, size, features, clock)
+            # Stock's first turn may be the first of its process, which on an H200 is not repeated to the bit.
+            repeats[name] &= turn < 2 or torch.equal(out, outputs[name])
+            outputs[name] = out
             peaks[name] = _peak_gib()
             if turn:
                 times[name] += [1000 * seconds for seconds in clock.seconds_per_step]
-    equal = torch.equal(outputs["off"], outputs[quality])
-    stock, ours = record.spread(times["off"]), record.spread(times[quality])
+    stock, rows = record.spread(times["off"]), []
+    for quality in sides:
+        if quality != "off":
+            equal = torch.equal(outputs["off"], outputs[quality])
+            ours = record.spread(times[quality])
+            rows.append(_step_row(size, quality, stock, ours, equal, repeats[quality], peaks[quality], peaks["off"]))
+    return rows
+
+
+def _step_row(
+    size: int,
+    quality: str,
+    stock: Mapping[str, float],
+    ours: Mapping[str, float],
+    equal: bool,
+    repeats: bool,
+    peak: float | None,
+    stock_peak: float | None,
+) -> dict[str, Any]:
     return {
         "size": size,
         "quality": quality,
@@ -111,8 +149,9 @@ def _step_row(sides: Mapping[str, Any], quality: str, size: int, rounds: int) ->
         "stock_step_ms_spread": stock,
         "ratio_to_stock": stock["median"] / ours["median"] if equal or quality != "lossless" else None,
         "equal_to_stock": equal,
-        "peak_gib": peaks[quality],
-        "stock_peak_gib": peaks["off"],
+        "repeats_itself": repeats,
+        "peak_gib": peak,
+        "stock_peak_gib": stock_peak,
     }
 
 
@@ -132,7 +171,8 @@ def _generation_rows(sides: Mapping[str, Any], preset: str, size: int) -> Sequen
         rows[-1]["seconds_spread"] = spread
     for row in rows:
         row["equal_to_stock"] = row["latent_md5"] == rows[0]["latent_md5"]
-        row["ratio_to_stock"] = rows[0]["seconds"] / row["seconds"] if row["equal_to_stock"] else None
+        comparable = row["equal_to_stock"] or row["quality"] != "lossless"
+        row["ratio_to_stock"] = rows[0]["seconds"] / row["seconds"] if comparable else None
     return rows
 
 

@@ -52,11 +52,11 @@ def _sglang(workload: Workload) -> Form | None:
     if workload.dtype_out != torch.bfloat16:
         return None
     if workload.chain == "modulate" and (scale_of := _find("rmsnorm_scale")) is not None:
-        return lambda x, weight, scale, eps, _: scale_of(x, weight, 1.0 + scale, eps)
+        return lambda x, weight, scale, eps, *_: scale_of(x, weight, 1.0 + scale, eps)
     if workload.chain == "gate" and (gate_of := _find("rmsnorm_tanh_residual")) is not None:
         return lambda x, branch, weight, gate, eps: gate_of(branch, gate, x, weight, eps)
     if workload.chain == "silu-mul" and (silu_of := _find("fused_silu_mul_bitexact")) is not None:
-        return lambda a, b, _: silu_of(a, b)
+        return lambda a, b, *_: silu_of(a, b)
     return None
 
 

@@ -18,10 +18,12 @@ from ..kernels import (
     silu_mul,
 )
 from ..kernels.launch import Prepared
+from ..kernels.row_scaling import scale_rows_reference
 
 HIDDEN, HEADS, HEAD, INNER = 4608, 18, 256, 12288
 EPS = 1e-5
 FP8 = torch.float8_e4m3fn
+BY_ROWS = " by rows"  # each row scaled to fp8's range
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,21 @@ def workloads(tokens: int, device: torch.device, seed: int) -> Iterator[Workload
     def gated_eagerly(x: Any, branch: Any, weight: Any, gate: Any, eps: float) -> Any:
         return rms_norm_gate.rms_norm_gate_reference(x, branch, weight, torch.tanh(gate), eps)
 
-    for dtype in (torch.bfloat16, FP8):
-        written = row * dtype.itemsize // 2
-        modulate = Prepared(rms_norm_modulate.prepare), rms_norm_modulate.rms_norm_modulate_reference
-        yield Workload("modulate", *modulate, (x, weight, scale, EPS, dtype), row + written, dtype)
-        merge_arguments = (x, branch, weight, gate, weight, scale, EPS, EPS, dtype)
-        yield Workload("gate+modulate", merged, merged_eagerly, merge_arguments, 3 * row + written, dtype)
-        silu = Prepared(silu_mul.prepare), silu_mul.silu_mul_reference
-        yield Workload("silu-mul", *silu, (a, b, dtype), 2 * inner + inner * dtype.itemsize // 2, dtype)
+    modulate = Prepared(rms_norm_modulate.prepare), rms_norm_modulate.rms_norm_modulate_reference
+    silu = Prepared(silu_mul.prepare), silu_mul.silu_mul_reference
+    for suffix, form in (("", (torch.bfloat16,)), ("", (FP8,)), (BY_ROWS, (FP8, True))):
+        dtype = form[0]
+        scales = 4 * tokens if suffix else 0
+        written = row * dtype.itemsize // 2 + scales
+        yield Workload(f"modulate{suffix}", *modulate, (x, weight, scale, EPS, *form), row + written, dtype)
+        merge_arguments = (x, branch, weight, gate, weight, scale, EPS, EPS, *form)
+        yield Workload(f"gate+modulate{suffix}", merged, merged_eagerly, merge_arguments, 3 * row + written, dtype)
+        halved = inner * dtype.itemsize // 2 + scales
+        yield Workload(f"silu-mul{suffix}", *silu, (a, b, *form), 2 * inner + halved, dtype)
     yield Workload("gate", gated, gated_eagerly, (x, branch, weight, gate, EPS), 3 * row)
     yield Workload("quantise", Prepared(quantise.prepare), quantise.quantise_reference, (x,), row + row // 2, FP8)
+    by_rows = Prepared(quantise.prepare_by_rows), scale_rows_reference
+    yield Workload(f"quantise{BY_ROWS}", *by_rows, (x,), row + row // 2 + 4 * tokens, FP8)
     # Queries and keys lie in the qkv tensor, with gaps.
     queries, keys, _ = random(1, tokens, 3, HEADS, HEAD).unbind(dim=2)
     angle = torch.rand(1, tokens, 1, HEAD // 2, generator=generator, device=device)

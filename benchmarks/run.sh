@@ -23,7 +23,10 @@ if [ -z "${GIT_COMMIT:-}" ]; then
 fi
 . "$root/hosts/comfyui/find.sh"
 measure() {
-    COMFYUI_PATH="$comfyui" PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}" "$python" -m "ideogram4_fusion.benchmarks.$@"
+    script=$1
+    shift
+    COMFYUI_PATH="$comfyui" PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}" \
+        "$python" -m "ideogram4_fusion.benchmarks.$script" "$@"
 }
 if [ -n "$missing" ]; then
     echo "ComfyUI: NOT MEASURED, $missing"
@@ -31,8 +34,10 @@ if [ -n "$missing" ]; then
     measure kernels
 else
     measure kernels
-    measure comfyui_steps --patcher dynamic
-    measure comfyui_steps --patcher plain
+    measure comfyui_steps --patcher dynamic --pieces attention "fast accumulation" "unproven chains"
+    measure comfyui_steps --patcher plain --generations
+    measure comfyui_steps --weights fp8_row_wise --sizes 1024 --generations --pieces attention "row-wise fp8" \
+        --output "$root/benchmarks/results/comfyui_row_wise.json"
     measure comfyui_comparison
 fi
 measure table
