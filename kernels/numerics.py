@@ -8,6 +8,9 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+# How a kernel stores: as usual, or streaming, so that it does not push out of the cache what it reads again.
+CACHED, STREAMING = tl.constexpr(""), tl.constexpr(".cs")
+
 # Triton reads the same variable when it is imported.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 
@@ -40,11 +43,11 @@ def round_bf16(x):
 
 
 @triton.jit
-def store_rounded(pointers, x, mask, CACHE: tl.constexpr = ""):
+def store_rounded(pointers, x, mask, CACHE: tl.constexpr):
     """Stores fp32 values as bf16, or as the fp8 that quantising the bf16 values with scale 1 gives.
 
-    The latter is what ComfyUI's fp8 Linear does to its input: clamp to +-448, then convert. `CACHE` is Triton's
-    `cache_modifier`.
+    The latter is what ComfyUI's fp8 Linear does to its input: clamp to +-448, then convert. `CACHE` is a
+    cache modifier, without a default, since Triton 3.6 does not take a string for one.
     """
     if pointers.dtype.element_ty == tl.float8e4nv:
         bounded = tl.minimum(tl.maximum(round_bf16(x), -448.0), 448.0)

@@ -10,12 +10,15 @@ import triton.language as tl
 
 from .errors import KernelDeclined
 from .launch import Launch
-from .numerics import store_rounded, to_fp32
-from .row_scaling import ROW_TILE, decline_row_length, store_row_scaled
+from .numerics import CACHED, store_rounded, to_fp32
+from .row_scaling import decline_row_length, store_row_scaled
 from .rows import decline_out_dtype, decline_tensor, interpreted
 
 FP8_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
 BLOCK = 1 << 18 if interpreted() else 2048
+
+# By rows, at 4 warps: 16.3 us for 4352 tokens on an H200, where 8 warps took 17.1 and 16 took 20.
+ROW_TILE = 2048
 
 
 def quantise_reference(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
@@ -39,7 +42,7 @@ def decline_by_rows(x: torch.Tensor) -> str | None:
 def _quantise_kernel(x_ptr, out_ptr, elements, BLOCK: tl.constexpr):
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < elements
-    store_rounded(out_ptr + offsets, to_fp32(tl.load(x_ptr + offsets, mask=inside, other=0.0)), inside)
+    store_rounded(out_ptr + offsets, to_fp32(tl.load(x_ptr + offsets, mask=inside, other=0.0)), inside, CACHED)
 
 
 @triton.jit
@@ -88,7 +91,7 @@ def prepare_by_rows(x: torch.Tensor) -> Callable[..., tuple[torch.Tensor, torch.
     if reason := decline_by_rows(x):
         raise KernelDeclined(reason)
     size = x.shape[-1]
-    launch = Launch(_quantise_rows_kernel, x.numel() // size, x.device, (size, ROW_TILE), num_warps=8)
+    launch = Launch(_quantise_rows_kernel, x.numel() // size, x.device, (size, ROW_TILE), num_warps=4)
 
     def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = torch.empty_like(x, dtype=torch.float8_e4m3fn)

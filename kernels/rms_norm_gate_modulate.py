@@ -13,11 +13,11 @@ import triton.language as tl
 
 from .errors import KernelDeclined
 from .launch import Launch
-from .numerics import round_bf16, store_rounded, to_bf16, to_fp32
+from .numerics import STREAMING, round_bf16, store_rounded, to_bf16, to_fp32
 from .rms_norm_gate import decline as decline_gate
 from .rms_norm_gate import rms_norm_gate_reference
 from .rms_norm_modulate import rms_norm_modulate_reference
-from .row_reduction import LANES, STREAMING, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
+from .row_reduction import LANES, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
 from .row_scaling import store_row_scaled
 from .rows import (
     ROWS_PER_PROGRAM,

@@ -12,9 +12,9 @@ import triton.language as tl
 
 from .errors import KernelDeclined
 from .launch import Launch
-from .numerics import round_bf16, store_rounded, to_bf16, to_fp32
+from .numerics import STREAMING, round_bf16, store_rounded, to_bf16, to_fp32
 from .quantise import quantise_reference
-from .row_reduction import LANES, STREAMING, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
+from .row_reduction import LANES, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
 from .row_scaling import scale_rows_reference, store_row_scaled
 from .rows import (
     ROWS_PER_PROGRAM,
@@ -103,6 +103,7 @@ def _rms_norm_modulate_kernel(
             product = tl.where(inside, to_bf16(product), 0.0)
             products = products + (product,)  # type: ignore[assignment]  # noqa: RUF005
         else:
+            # Streaming: 24.9 -> 23.0 us for 4352 tokens on an H200, 17.4 -> 16.8 us where fp8 is written.
             store_rounded(out_ptr + start + columns, product, inside, STREAMING)
     if ROW_SCALED:
         store_row_scaled(out_ptr, row_scales_ptr + row, valid, products, columns, N, TILE)

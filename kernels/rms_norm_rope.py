@@ -73,7 +73,7 @@ def decline(
     batch, tokens, _, size = q.shape
     if freqs.shape[1:] != (tokens, 1, size // 2, 2, 2) or freqs.shape[0] not in (1, batch):
         return f"the rotations {list(freqs.shape)} do not fit q {list(q.shape)}"
-    if freqs.dtype != torch.float32 or not freqs[0].is_contiguous() or freqs.device != q.device:
+    if freqs.dtype != torch.float32 or not freqs.select(0, 0).is_contiguous() or freqs.device != q.device:
         return "the rotations are not contiguous float32 beside q"
     for weight in (q_weight, k_weight):
         if weight.shape != (size,) or weight.device != q.device:

@@ -14,8 +14,8 @@ FP8_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
 # In place of the maximum of a row of zeros, which has no reciprocal; far below any row that carries something.
 LEAST = 1e-12
 
-# Of a row that a program of eight warps keeps in registers; 16384 elements are then 32 a thread, packed.
-ROW_TILE, MAX_ROW = 2048, 16384
+# A program keeps its row in registers.
+MAX_ROW = 16384
 
 _FP8_MAX, _LEAST = tl.constexpr(FP8_MAX), tl.constexpr(LEAST)
 
@@ -23,8 +23,10 @@ _FP8_MAX, _LEAST = tl.constexpr(FP8_MAX), tl.constexpr(LEAST)
 def scale_rows_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[..., K] bf16, finite -> float8_e4m3fn of the same shape, and [...] float32 scales."""
     largest = x.abs().amax(dim=-1).float().clamp(min=LEAST)
-    scaled = x.float() * (FP8_MAX / largest)[..., None]
-    return scaled.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), largest / FP8_MAX
+    # A division by a tensor: by a number, PyTorch multiplies by its reciprocal, which rounds twice.
+    most = torch.full_like(largest, FP8_MAX)
+    scaled = x.float() * (most / largest)[..., None]
+    return scaled.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), largest / most
 
 
 def decline_row_length(size: int) -> str | None:
