@@ -16,6 +16,7 @@ from comfy.model_patcher import ModelPatcher
 from ...checkpoint.convert import StateDict, dequantise_row_wise, strip_prefix, to_fused_names
 from ...checkpoint.errors import CheckpointError
 from ...checkpoint.inspection import Checkpoint, inspect_checkpoint
+from .loaded import refuse_half_loaded
 from .row_wise import BF16, FP8, adopt, keeps_fp8, marked
 
 # Core reads any other ending as a pickle.
@@ -155,21 +156,5 @@ def _build(
     )
     given = set(state_dict)
     model.load_model_weights(state_dict, "", assign=patcher.is_dynamic() or owned)
-    _check_loaded(checkpoint, model.diffusion_model, given)
+    refuse_half_loaded(checkpoint.header.file, model.diffusion_model, given)
     return patcher
-
-
-def _check_loaded(checkpoint: Checkpoint, transformer: torch.nn.Module, given: set[str]) -> None:
-    """core only logs what its transformer lacks or does not take; a half-loaded model would render noise."""
-    taken = set(transformer.state_dict())
-    for names, problem in (
-        (taken - given, "the installed ComfyUI's transformer has weights that the file lacks"),
-        (given - taken, "the installed ComfyUI's transformer has no place for some of the weights"),
-    ):
-        if names:
-            raise CheckpointError(
-                checkpoint.header.file,
-                problem,
-                "ComfyUI's Ideogram 4 has changed: update this node pack, or use the ComfyUI version it names.",
-                min(names),
-            )

@@ -76,8 +76,8 @@ def make_guider(
         return guider
     if unconditional is None:
         raise MissingUnconditional(
-            f"{preset.name} guides with the unconditional Ideogram 4 model: connect it, or choose INSTANT_8 or FAST_20 "
-            f"with their own checkpoints"
+            f"{preset.name} guides with the unconditional Ideogram 4 model: connect it (a folder's comes with "
+            f"load_unconditional), or choose INSTANT_8 or FAST_20 with their own checkpoints"
         )
     from .guidance import StepGuider
 
