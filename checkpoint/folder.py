@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import CheckpointError
-from .header import find_shards
+from .shards import find_shards
 
 _OFFICIAL = "ideogram-ai/ideogram-4-fp8"
 

@@ -12,8 +12,9 @@ from .config import read_config
 from .errors import CheckpointError
 from .expectations import FLOATS, Expectations
 from .folder import model_file
-from .header import Header, find_shards, read_header
+from .header import Header, read_header
 from .quantisation import BITSANDBYTES, is_row_wise
+from .shards import find_shards
 
 # transformers' Qwen3VLModel, and Qwen3VLForConditionalGeneration around it.
 _PREFIXES = ("language_model.", "model.language_model.")

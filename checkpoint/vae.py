@@ -11,7 +11,8 @@ from typing import Any
 from .config import read_config
 from .errors import CheckpointError
 from .folder import model_file
-from .header import Header, find_shards, read_header
+from .header import Header, read_header
+from .shards import find_shards
 
 _ADVICE = "Put the vae/ of ideogram-ai/ideogram-4-fp8 there."
 _LEVELS = 4  # each but the last halves the picture's sides

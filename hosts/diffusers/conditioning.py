@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, Qwe
 
 from ...checkpoint.convert import dequantise_row_wise
 from ...checkpoint.folder import CheckpointFolder, model_file
-from ...checkpoint.header import find_shards, read_header
+from ...checkpoint.header import read_header
 from ...checkpoint.quantisation import is_row_wise
+from ...checkpoint.shards import find_shards
 from .load import read_tensors, reading, refuse_missing
 from .settings import Settings, SettingsError
 

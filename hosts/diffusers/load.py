@@ -17,8 +17,9 @@ from torch import nn
 from ...checkpoint.convert import StateDict, dequantise_row_wise, strip_prefix, to_split_names
 from ...checkpoint.errors import CheckpointError
 from ...checkpoint.folder import CheckpointFolder, model_file
-from ...checkpoint.header import Header, find_shards, read_header
+from ...checkpoint.header import Header, read_header
 from ...checkpoint.inspection import Checkpoint, inspect_checkpoint
+from ...checkpoint.shards import find_shards
 from ...checkpoint.values import refuse_bad_values
 from .memory import is_out_of_memory
 
