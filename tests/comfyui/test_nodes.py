@@ -32,11 +32,11 @@ FROZEN: dict[str, tuple[list[str], list[str]]] = {
     "Ideogram4Fusion_FusionQuality": (["model", "quality"], ["MODEL", "STRING"]),
     "Ideogram4Fusion_Preset": (
         ["model", "positive", "latent_image", "preset", "unconditional_model"],
-        ["GUIDER", "SAMPLER", "SIGMAS"],
+        ["GUIDER", "SAMPLER", "SIGMAS", "STRING"],
     ),
     "Ideogram4Fusion_Sampler": (
         ["model", "positive", "latent_image", "preset", "seed", "unconditional_model"],
-        ["LATENT"],
+        ["LATENT", "STRING"],
     ),
     "Ideogram4Fusion_CompareQuality": (
         [
