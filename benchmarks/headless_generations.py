@@ -24,11 +24,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: a trial on the CPU
 
 from ..checkpoint.errors import CheckpointError
+from ..checkpoint.folder import open_folder
 from ..comparison.images import eight_bit
 from ..comparison.metrics import compare
 from ..fusion.fusion import OFF, QUALITIES
 from ..hosts.diffusers.conditioning import encode
-from ..hosts.diffusers.folder import open_folder
 from ..hosts.diffusers.load import load_models
 from ..hosts.diffusers.render import Renderer
 from ..hosts.diffusers.settings import Settings, SettingsError

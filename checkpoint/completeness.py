@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from .dimensions import Dimensions
-from .errors import CheckpointError
-from .header import Header, TensorInfo
+from .expectations import Expectations
+from .header import Header
 from .layout import FUSED_PARTS, SPLIT_PARTS, Layout, Naming
 from .quantisation import quantised_layers
 
-_FLOATS = ("BF16", "F16", "F32")
 _SCALAR = ((), (1,))
-_NAMED_AT_MOST = 3
 
 
 def linear_shapes(dims: Dimensions, naming: Naming) -> dict[str, tuple[int, int]]:
@@ -69,82 +65,51 @@ def check_complete(header: Header, layout: Layout, dims: Dimensions) -> None:
     prefix = layout.prefix
     found = {name.removeprefix(prefix): info for name, info in header.tensors.items() if name.startswith(prefix)}
     quantised = quantised_layers(header, prefix)
-    missing: list[str] = []
-    wrong: list[str] = []
-    seen: set[str] = set()
-
-    def expect(name: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]) -> None:
-        seen.add(name)
-        info = found.get(name)
-        if info is None:
-            missing.append(name)
-        elif info.shape not in shapes or info.dtype not in dtypes:
-            wanted = TensorInfo("/".join(dtypes), shapes[0])
-            wrong.append(f"{name} is {_words(info)}, expected {_words(wanted)}")
-
+    tensors = Expectations(found)
     for name, shape in other_shapes(dims, layout.naming).items():
-        expect(name, (shape,), _FLOATS)
+        tensors.expect(name, (shape,))
     for module, shape in linear_shapes(dims, layout.naming).items():
         weight = found.get(f"{module}.weight")
         if layout.weights == "comfy_mixed" and weight is not None and weight.dtype in ("U8", "I8"):
-            seen.add(f"{module}.comfy_quant")
+            tensors.allow(f"{module}.comfy_quant")
             if weight.dtype == "U8":
-                _expect_nvfp4(expect, module, *shape)
+                _expect_nvfp4(tensors, module, *shape)
             else:
-                expect(f"{module}.weight", (shape,), ("I8",))
-                expect(f"{module}.weight_scale", ((shape[0], 1), *_SCALAR), ("F32",))
+                tensors.expect(f"{module}.weight", (shape,), ("I8",))
+                tensors.expect(f"{module}.weight_scale", ((shape[0], 1), *_SCALAR), ("F32",))
             continue
         if layout.scale is None or weight is None or weight.dtype != "F8_E4M3":
             # Files that keep the sensitive layers in bf16 are complete too.
-            expect(f"{module}.weight", (shape,), _FLOATS)
+            tensors.expect(f"{module}.weight", (shape,))
             continue
-        expect(f"{module}.weight", (shape,), ("F8_E4M3",))
+        tensors.expect(f"{module}.weight", (shape,), ("F8_E4M3",))
         if layout.weights == "fp8_row_wise":
-            expect(f"{module}.{layout.scale}", (shape[:1],), ("F32",))
-            seen.add(f"{module}.comfy_quant")  # of a file that ComfyUI saved
+            tensors.expect(f"{module}.{layout.scale}", (shape[:1],), ("F32",))
+            tensors.allow(f"{module}.comfy_quant")  # of a file that ComfyUI saved
             continue
-        expect(f"{module}.{layout.scale}", _SCALAR, ("F32",))
+        tensors.expect(f"{module}.{layout.scale}", _SCALAR, ("F32",))
         if layout.scale == "scale_weight":
             optional = f"{module}.scale_input"
         else:
             optional = f"{module}.input_scale"
             if module in quantised:
-                seen.add(f"{module}.comfy_quant")
+                tensors.allow(f"{module}.comfy_quant")
         if optional in found:
-            expect(optional, _SCALAR, ("F32",))
+            tensors.expect(optional, _SCALAR, ("F32",))
     if layout.scale == "scale_weight":
-        seen.add("scaled_fp8")
-
-    unknown = [name for name in found if name not in seen]
-    complaints = [
-        _complaint(f"{len(names)} tensor{'s' if len(names) > 1 else ''} {what}", names)
-        for what, names in (("missing", missing), ("unknown", unknown), ("of a wrong shape or dtype", wrong))
-        if names
-    ]
-    if complaints:
-        key = next(iter(missing or unknown or [wrong[0].partition(" is ")[0]]))
-        raise CheckpointError(
-            header.file,
-            "; ".join(complaints),
-            "The file is damaged or of another version: download it again, or use "
-            "ideogram4_fp8_scaled.safetensors of Comfy-Org/Ideogram-4",
-            prefix + key,
-        )
+        tensors.allow("scaled_fp8")
+    tensors.settle(
+        header,
+        prefix,
+        "The file is damaged or of another version: download it again, or use "
+        "ideogram4_fp8_scaled.safetensors of Comfy-Org/Ideogram-4",
+    )
 
 
-def _expect_nvfp4(expect: Callable[..., None], module: str, out: int, inner: int) -> None:
+def _expect_nvfp4(tensors: Expectations, module: str, out: int, inner: int) -> None:
     """Two values a byte and an e4m3 scale for 16 of them, [out, in / 16] or padded to tiles of 128 x 4."""
     blocks = inner // 16
     padded = -(-out // 128) * 128, -(-blocks // 4) * 4
-    expect(f"{module}.weight", ((out, inner // 2),), ("U8",))
-    expect(f"{module}.weight_scale", ((out, blocks), padded), ("F8_E4M3", "U8"))
-    expect(f"{module}.weight_scale_2", _SCALAR, ("F32",))
-
-
-def _words(info: TensorInfo) -> str:
-    return f"{list(info.shape)} {info.dtype}"
-
-
-def _complaint(what: str, names: list[str]) -> str:
-    rest = len(names) - _NAMED_AT_MOST
-    return f"{what}: {', '.join(names[:_NAMED_AT_MOST])}{f' and {rest} more' if rest > 0 else ''}"
+    tensors.expect(f"{module}.weight", ((out, inner // 2),), ("U8",))
+    tensors.expect(f"{module}.weight_scale", ((out, blocks), padded), ("F8_E4M3", "U8"))
+    tensors.expect(f"{module}.weight_scale_2", _SCALAR, ("F32",))

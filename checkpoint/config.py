@@ -1,4 +1,4 @@
-"""The transformer's config.json, as diffusers writes it, beside the file or in its metadata."""
+"""The config.json beside a file, and the transformer's, which its metadata may hold too."""
 
 from __future__ import annotations
 
@@ -18,9 +18,19 @@ def find_config(path: Path) -> dict[str, Any] | None:
     Raises:
         CheckpointError: there is one that is no JSON text in UTF-8.
     """
-    file = path.with_name("config.json")
+    config = read_config(path.parent)
+    return None if config is None else _ours(config)
+
+
+def read_config(folder: Path) -> Any:
+    """What the `config.json` of a folder holds, of any model; None where there is none.
+
+    Raises:
+        CheckpointError: there is one that is no JSON text in UTF-8.
+    """
+    file = folder / "config.json"
     try:
-        return _ours(json.loads(file.read_text(encoding="utf-8-sig")))
+        return json.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

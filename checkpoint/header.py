@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +32,16 @@ _OTHER_FORMATS: tuple[tuple[bytes, str, str], ...] = (
         "this is a JSON text, not weights",
         "A server's error message may have been saved in the model's place: download the file again.",
     ),
-    (b"gguf", "this is a GGUF file", "Load it with a GGUF loader node, or use the .safetensors version of the model."),
+    (
+        b"gguf",
+        "this is a GGUF file",
+        "Load it with Unet Loader (GGUF) of the ComfyUI-GGUF "
+        "pack, if its version knows Ideogram 4, and put the quality node behind it; or use a .safetensors file.",
+    ),
     (b"pk\x03\x04", "this is a PyTorch pickle (.pt, .ckpt, .bin)", _USE_SAFETENSORS),
     (b"\x80\x02", "this is a Python pickle (.pt, .ckpt, .bin)", _USE_SAFETENSORS),
 )
 _LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)")
 
 
 @dataclass(frozen=True)
@@ -61,28 +64,6 @@ class Header:
     def file(self) -> Path:
         """The file to name in a message."""
         return self.paths[0]
-
-
-def find_shards(path: Path) -> tuple[Path, ...]:
-    """All files of the model that `path` belongs to: itself, or every `NAME-0000i-of-0000n` beside it.
-
-    Raises:
-        CheckpointError: a shard is missing.
-    """
-    match = _SHARD.fullmatch(path.name)
-    if match is None or not 1 <= int(match["index"]) <= int(match["count"]):
-        return (path,)
-    count = int(match["count"])
-    names = [f"{match['stem']}-{i:05d}-of-{count:05d}{match['suffix']}" for i in range(1, count + 1)]
-    shards = tuple(path.with_name(name) for name in names)
-    for shard in shards:
-        if not os.path.exists(shard):
-            raise CheckpointError(
-                path,
-                f"the model has {count} parts and {shard.name} is missing",
-                f"Download all {count} parts into {path.parent}.",
-            )
-    return shards
 
 
 def read_header(paths: Path | Sequence[Path]) -> Header:

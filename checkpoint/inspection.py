@@ -8,9 +8,10 @@ from pathlib import Path
 from .completeness import check_complete
 from .config import find_config
 from .dimensions import Dimensions, read_dimensions
-from .header import Header, find_shards, read_header
+from .header import Header, read_header
 from .layout import Layout, identify
 from .quantisation import check_marks
+from .shards import find_shards
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,10 @@ from .strangers import CHOOSE_A_TRANSFORMER, refuse_stranger
 FINGERPRINT = ("embed_image_indicator.weight", "layers.0.adaln_modulation.weight", "llm_cond_norm.weight")
 
 # "" official and Comfy-Org; "model.diffusion_model." ComfyUI's own saves; the others are exporters' habits.
-PREFIXES = ("", "model.diffusion_model.", "diffusion_model.", "transformer.", "model.")
+PREFIXES = (
+    *("", "model.diffusion_model.", "diffusion_model.", "transformer.", "model."),
+    *("conditional_transformer.", "unconditional_transformer."),
+)
 
 FUSED_PARTS = ("qkv", "o")
 SPLIT_PARTS = ("to_q", "to_k", "to_v", "to_out.0")

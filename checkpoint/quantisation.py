@@ -23,7 +23,7 @@ _DOWNLOAD_AGAIN = "Download the file again."
 FORMATS = {"F8_E4M3": "float8_e4m3fn", "U8": "nvfp4", "I8": "int8_tensorwise"}
 
 # Companions of a bitsandbytes 4-bit weight.
-_BITSANDBYTES = (".absmax", ".quant_map", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
+BITSANDBYTES = (".absmax", ".quant_map", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 
 
 def quantised_layers(header: Header, prefix: str) -> dict[str, str]:
@@ -65,7 +65,7 @@ def refuse_other_quantisations(file: Path, tensors: Mapping[str, TensorInfo], la
             one that a weight is stored in.
     """
     for name in tensors:
-        if name.endswith(_BITSANDBYTES):
+        if name.endswith(BITSANDBYTES):
             raise CheckpointError(
                 file,
                 "it is packed by bitsandbytes (NF4), which ComfyUI's Ideogram 4 model cannot compute with",

@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from .compare_quality import CompareFusionQuality
 from .fusion_quality import FusionQuality
+from .load_folder import LoadIdeogram4Folder
 from .load_lora import LoadIdeogram4Lora
 from .load_model import LoadIdeogram4
 from .preset import Ideogram4Preset
@@ -19,6 +20,7 @@ class FusionExtension(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [
             LoadIdeogram4,
+            LoadIdeogram4Folder,
             LoadIdeogram4Lora,
             Ideogram4RawTextTaps,
             FusionQuality,

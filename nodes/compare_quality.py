@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ..comparison.report import text
 from ..hosts.comfyui.comparison import compare_qualities
-from ..hosts.comfyui.sampling import Conditioning, Latent, find_preset
+from ..hosts.comfyui.sampling import Conditioning, Latent, find_preset, preset_status
 from .inputs import (
     CATEGORY,
     latent_input,
@@ -81,12 +81,13 @@ class CompareFusionQuality(io.ComfyNode):
         quality_b: str,
         unconditional_model: ModelPatcher | None = None,
     ) -> io.NodeOutput:
+        chosen = find_preset(preset)
         result = compare_qualities(
             model,
             positive,
             latent_image,
             vae,
-            find_preset(preset),
+            chosen,
             seed,
             (quality_a, quality_b),
             unconditional_model,
@@ -98,6 +99,6 @@ class CompareFusionQuality(io.ComfyNode):
             result.image_b,
             result.side_by_side,
             result.difference,
-            text(result.report),
+            f"{text(result.report)}\n\n{preset_status(chosen, unconditional_model)}",
             result.report.metrics.psnr_db if compared else math.nan,
         )

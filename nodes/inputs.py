@@ -55,6 +55,14 @@ def unconditional_input() -> Any:
     )
 
 
+def preset_status_output() -> Any:
+    return io.String.Output(
+        "status",
+        display_name="status",
+        tooltip="The checkpoint that the preset is made for, and a warning where a connected model is not used.",
+    )
+
+
 def seed_input() -> Any:
     return io.Int.Input(
         "seed",

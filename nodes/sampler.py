@@ -6,8 +6,26 @@ from comfy.model_patcher import ModelPatcher
 from comfy_api.latest import io
 from typing_extensions import override
 
-from ..hosts.comfyui.sampling import Conditioning, Latent, find_preset, make_guider, preset_sigmas, sample
-from .inputs import CATEGORY, latent_input, model_input, positive_input, preset_input, seed_input, unconditional_input
+from ..hosts.comfyui.sampling import (
+    Conditioning,
+    Latent,
+    find_preset,
+    make_guider,
+    preset_sigmas,
+    preset_status,
+    sample,
+)
+from .inputs import (
+    CATEGORY,
+    latent_input,
+    model_input,
+    positive_input,
+    preset_input,
+    preset_status_output,
+    seed_input,
+    unconditional_input,
+)
+from .status_text import show_on
 
 
 class Ideogram4Sampler(io.ComfyNode):
@@ -29,7 +47,8 @@ class Ideogram4Sampler(io.ComfyNode):
                 seed_input(),
                 unconditional_input(),
             ],
-            outputs=[io.Latent.Output()],
+            outputs=[io.Latent.Output(), preset_status_output()],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -46,4 +65,6 @@ class Ideogram4Sampler(io.ComfyNode):
         chosen = find_preset(preset)
         levels = preset_sigmas(model, latent_image, chosen)
         guider = make_guider(model, positive, chosen, levels, unconditional_model)
-        return io.NodeOutput(sample(guider, levels, latent_image, seed))
+        status = preset_status(chosen, unconditional_model)
+        show_on(cls.hidden.unique_id)(status)
+        return io.NodeOutput(sample(guider, levels, latent_image, seed), status)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from ideogram4_fusion.checkpoint.errors import CheckpointError
-from ideogram4_fusion.checkpoint.header import TensorInfo, find_shards, read_header
+from ideogram4_fusion.checkpoint.header import TensorInfo, read_header
+from ideogram4_fusion.checkpoint.shards import find_shards
 from ideogram4_fusion.tests.tiny import write_file
 
 
@@ -122,3 +123,26 @@ def test_numbers_that_count_no_shards_are_part_of_the_name(tmp_path: Path, name:
 def test_name_that_no_file_system_holds(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(CheckpointError, match=r"no such file|is missing"):
         read_header(find_shards(tmp_path / ("m" * 300 + suffix)))
+
+
+def test_an_index_names_shards_of_any_name(tmp_path: Path) -> None:
+    one, two = (
+        write_file(tmp_path / "first.safetensors", {"a": torch.zeros(2)}),
+        write_file(tmp_path / "second.safetensors", {"b": torch.zeros(2)}),
+    )
+    index = {"metadata": {}, "weight_map": {"a": one.name, "b": two.name}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (tmp_path / "broken.safetensors.index.json").write_text("{", encoding="utf-8")
+    assert find_shards(one) == find_shards(two) == (one, two)
+    assert find_shards(tmp_path / "other.safetensors") == (tmp_path / "other.safetensors",)
+    two.unlink()
+    with pytest.raises(CheckpointError, match=r"2 parts and second\.safetensors is missing"):
+        find_shards(one)
+
+
+@pytest.mark.parametrize("name", ["../first.safetensors", 1, None])
+def test_an_index_cannot_name_files_elsewhere(tmp_path: Path, name: object) -> None:
+    one = write_file(tmp_path / "first.safetensors", {"a": torch.zeros(2)})
+    index = {"weight_map": {"a": one.name, "b": name}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert find_shards(one) == (one,)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from diffusers import Ideogram4Transformer2DModel
 from ideogram4_fusion.checkpoint.errors import CheckpointError
+from ideogram4_fusion.checkpoint.folder import open_folder
 from ideogram4_fusion.hosts.diffusers.conditioning import encode, load_text_encoder
-from ideogram4_fusion.hosts.diffusers.folder import open_folder
 from ideogram4_fusion.hosts.diffusers.load import load_models, load_transformer, load_vae
 from ideogram4_fusion.hosts.diffusers.settings import Settings, SettingsError
 from ideogram4_fusion.hosts.diffusers.tiny_checkpoint import DIMENSIONS, write_tiny_checkpoint

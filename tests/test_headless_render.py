@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from ideogram4_fusion.checkpoint.folder import open_folder
 from ideogram4_fusion.comparison.metrics import differing_values
 from ideogram4_fusion.fusion.fusion import HIGH, LOSSLESS
 from ideogram4_fusion.hosts.diffusers.compare import compare_qualities
 from ideogram4_fusion.hosts.diffusers.conditioning import Conditioning, encode
-from ideogram4_fusion.hosts.diffusers.folder import open_folder
 from ideogram4_fusion.hosts.diffusers.load import Models, load_models
 from ideogram4_fusion.hosts.diffusers.render import Renderer, Rendering
 from ideogram4_fusion.hosts.diffusers.settings import Settings, SettingsError

@@ -20,7 +20,12 @@ class StepGuider(Guider_DualModel):
         """`levels`: noise levels [steps + 1]; `scales`: one a step, in sampling order."""
         self._levels = levels[:-1].double()
         self._scales = tuple(scales)
-        self.set_cfg(max(scales))
+
+    def outer_sample(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Loads the second model if any step guides: core asks the scale, which the last step of a run has left."""
+        self.set_cfg(next((scale for scale in self._scales if scale != 1.0), 1.0))
+        sampled: torch.Tensor = super().outer_sample(*args, **kwargs)
+        return sampled
 
     def predict_noise(
         self, x: torch.Tensor, timestep: torch.Tensor, model_options: dict[str, Any] | None = None, seed: Any = None

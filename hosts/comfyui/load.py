@@ -16,6 +16,8 @@ from comfy.model_patcher import ModelPatcher
 from ...checkpoint.convert import StateDict, dequantise_row_wise, strip_prefix, to_fused_names
 from ...checkpoint.errors import CheckpointError
 from ...checkpoint.inspection import Checkpoint, inspect_checkpoint
+from ...checkpoint.values import refuse_bad_values
+from .loaded import refuse_half_loaded
 from .row_wise import BF16, FP8, adopt, keeps_fp8, marked
 
 # Core reads any other ending as a pickle.
@@ -110,7 +112,9 @@ def _read(checkpoint: Checkpoint, keeps_row_wise: bool) -> tuple[StateDict, dict
     if layout.weights in ("fp8_scaled", "comfy_mixed"):
         # Before the prefix goes: the metadata that names quantised layers names them with it.
         state_dict, metadata = comfy.utils.convert_old_quants(state_dict, layout.prefix, metadata=metadata)
-    state_dict = to_fused_names(strip_prefix(state_dict, layout.prefix))
+    state_dict = strip_prefix(state_dict, layout.prefix)
+    refuse_bad_values(checkpoint.header.file, state_dict)
+    state_dict = to_fused_names(state_dict)
     if layout.weights == "fp8_row_wise":
         state_dict = marked(state_dict) if keeps_row_wise else dequantise_row_wise(state_dict, torch.bfloat16)
     return state_dict, metadata
@@ -155,21 +159,5 @@ def _build(
     )
     given = set(state_dict)
     model.load_model_weights(state_dict, "", assign=patcher.is_dynamic() or owned)
-    _check_loaded(checkpoint, model.diffusion_model, given)
+    refuse_half_loaded(checkpoint.header.file, model.diffusion_model, given)
     return patcher
-
-
-def _check_loaded(checkpoint: Checkpoint, transformer: torch.nn.Module, given: set[str]) -> None:
-    """core only logs what its transformer lacks or does not take; a half-loaded model would render noise."""
-    taken = set(transformer.state_dict())
-    for names, problem in (
-        (taken - given, "the installed ComfyUI's transformer has weights that the file lacks"),
-        (given - taken, "the installed ComfyUI's transformer has no place for some of the weights"),
-    ):
-        if names:
-            raise CheckpointError(
-                checkpoint.header.file,
-                problem,
-                "ComfyUI's Ideogram 4 has changed: update this node pack, or use the ComfyUI version it names.",
-                min(names),
-            )

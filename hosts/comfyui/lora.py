@@ -9,7 +9,6 @@ Source of the names: diffusers' `transformer_ideogram4.py` and its LoRA trainer;
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,7 +17,8 @@ import comfy.lora
 import comfy.lora_convert
 import comfy.utils
 from comfy.model_patcher import ModelPatcher
-from comfy.weight_adapter.lora import LoRAAdapter
+
+from .lora_size import patch_size
 
 Target = str | tuple[str, tuple[int, int, int]]
 
@@ -136,26 +136,9 @@ def _misfit(patches: Mapping[Target, Any], weights: Mapping[str, Any]) -> str | 
         name, part = (target, None) if isinstance(target, str) else target
         out, *inner = weights[name].shape
         expected = [out if part is None else part[2], *inner]
-        size = _size(patch)
+        size = patch_size(patch)
         if size is not None and size != expected:
             return f"its layer for {name} is {size}, the model's {expected}"
-    return None
-
-
-def _size(patch: Any) -> list[int] | None:
-    """The size of the weight that a patch is for, where its tensors show it; adapters of factors other than two do not.
-
-    A pair of different ranks has none that a weight could have.
-    """
-    if isinstance(patch, LoRAAdapter):
-        up, down, _, middle = patch.weights[:4]
-        if middle is not None:
-            return None
-        if up.ndim < 2 or down.ndim < 2 or up.shape[1] != down.shape[0]:
-            return []
-        return [up.shape[0], math.prod(down.shape[1:])]
-    if isinstance(patch, tuple) and patch[0] in ("diff", "set"):
-        return list(patch[1][0].shape)
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import comfy.model_management
@@ -76,8 +76,8 @@ def make_guider(
         return guider
     if unconditional is None:
         raise MissingUnconditional(
-            f"{preset.name} guides with the unconditional Ideogram 4 model: connect it, or choose INSTANT_8 or FAST_20 "
-            f"with their own checkpoints"
+            f"{preset.name} guides with the unconditional Ideogram 4 model: connect it (a folder's comes with "
+            f"load_unconditional), or choose INSTANT_8 or FAST_20 with their own checkpoints"
         )
     from .guidance import StepGuider
 
@@ -85,6 +85,21 @@ def make_guider(
     stepped.set_conds(positive, [[None, {}]])
     stepped.set_guidance(levels, preset.guidance)
     return stepped
+
+
+def preset_status(preset: Preset, unconditional: ModelPatcher | None = None) -> str:
+    """What a preset does and which checkpoint it is made for, in a line; with a warning where a model is not used.
+
+    Args:
+        preset: the preset.
+        unconditional: the model that is connected for the presets that guide.
+    """
+    runs = [(scale, len(list(steps))) for scale, steps in groupby(preset.guidance)]
+    guided = " then ".join(f"{count} at guidance {scale:g}" for scale, count in runs)
+    line = f"{preset.name}: {guided}, made for {preset.checkpoint} and poor on others"
+    if unconditional is not None and not preset.needs_unconditional:
+        line += f"; WARNING: the unconditional model is connected and not used, {preset.name} runs one model"
+    return line
 
 
 def euler() -> comfy.samplers.Sampler:

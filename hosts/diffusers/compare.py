@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
+from ...checkpoint.folder import open_folder
 from ...comparison.environment import describe_environment
 from ...comparison.metrics import compare, compare_latents
 from ...comparison.pictures import difference, side_by_side
 from ...comparison.report import Report
 from ...sampling.schedule import size_note
 from .conditioning import encode
-from .folder import open_folder
 from .load import load_models
 from .render import Renderer, Rendering
 from .settings import Settings

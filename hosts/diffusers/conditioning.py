@@ -10,9 +10,10 @@ from diffusers.pipelines.ideogram4.pipeline_ideogram4 import QWEN3_VL_ACTIVATION
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, Qwen3VLConfig, Qwen3VLModel
 
 from ...checkpoint.convert import dequantise_row_wise
-from ...checkpoint.header import find_shards, read_header
+from ...checkpoint.folder import CheckpointFolder, model_file
+from ...checkpoint.header import read_header
 from ...checkpoint.quantisation import is_row_wise
-from .folder import CheckpointFolder, model_file
+from ...checkpoint.shards import find_shards
 from .load import read_tensors, reading, refuse_missing
 from .settings import Settings, SettingsError
 
@@ -40,8 +41,10 @@ class Conditioning:
 
 
 @torch.no_grad()
-def encode(folder: CheckpointFolder, settings: Settings, device: torch.device) -> Conditioning:
-    """Encodes the prompt with the checkpoint's text encoder, which is gone when this returns.
+def encode(
+    folder: CheckpointFolder, settings: Settings, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> Conditioning:
+    """Encodes the prompt with the checkpoint's text encoder in `dtype`, which is gone when this returns.
 
     Raises:
         CheckpointError: tokenizer or text encoder cannot be loaded.
@@ -55,7 +58,7 @@ def encode(folder: CheckpointFolder, settings: Settings, device: torch.device) -
     pipeline = Ideogram4Pipeline(
         scheduler=None,
         vae=None,
-        text_encoder=load_text_encoder(folder, device),
+        text_encoder=load_text_encoder(folder, device, dtype),
         tokenizer=tokenizer,
         transformer=None,
         unconditional_transformer=None,
@@ -69,14 +72,16 @@ def encode(folder: CheckpointFolder, settings: Settings, device: torch.device) -
     return Conditioning(features, position_ids, segment_ids, indicator, tokens)
 
 
-def load_text_encoder(folder: CheckpointFolder, device: torch.device) -> Qwen3VLModel:
-    """Qwen3-VL in bfloat16 on `device`, from plain weights or from official row-wise fp8.
+def load_text_encoder(
+    folder: CheckpointFolder, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> Qwen3VLModel:
+    """Qwen3-VL in `dtype` on `device`, from plain weights or from official row-wise fp8.
 
     Raises:
         CheckpointError: the folder holds no such model, or not all of its language model.
     """
     header = read_header(find_shards(model_file(folder.text_encoder)))
-    options = {"dtype": torch.bfloat16, "local_files_only": True, "output_loading_info": True}
+    options = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
     row_wise = is_row_wise(header)
     with reading(folder.text_encoder, "text encoder"):
         # Not Qwen3VLConfig's own from_pretrained: where there is no config.json, that gives the 8B model's.

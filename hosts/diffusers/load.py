@@ -1,4 +1,4 @@
-"""Loads a checkpoint's transformers and VAE into diffusers' classes, in bfloat16."""
+"""Loads a checkpoint's transformers and VAE into diffusers' classes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from torch import nn
 
 from ...checkpoint.convert import StateDict, dequantise_row_wise, strip_prefix, to_split_names
 from ...checkpoint.errors import CheckpointError
-from ...checkpoint.header import Header, find_shards, read_header
+from ...checkpoint.folder import CheckpointFolder, model_file
+from ...checkpoint.header import Header, read_header
 from ...checkpoint.inspection import Checkpoint, inspect_checkpoint
-from .folder import CheckpointFolder, model_file
+from ...checkpoint.shards import find_shards
+from ...checkpoint.values import refuse_bad_values
 from .memory import is_out_of_memory
 
 _DOWNLOAD_AGAIN = "Download this folder again."
@@ -35,19 +37,21 @@ class Models:
     checkpoint: Checkpoint
 
 
-def load_models(folder: CheckpointFolder, device: torch.device) -> Models:
-    """Loads the transformers and the VAE.
+def load_models(folder: CheckpointFolder, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Models:
+    """Loads the transformers and the VAE, to compute in `dtype`.
 
     Raises:
         CheckpointError: one of them cannot be loaded.
     """
-    unconditional = folder.unconditional and load_transformer(folder.unconditional, device)[0]
-    transformer, checkpoint = load_transformer(folder.transformer, device)
-    return Models(transformer, unconditional, load_vae(folder.vae, device), checkpoint)
+    unconditional = folder.unconditional and load_transformer(folder.unconditional, device, dtype)[0]
+    transformer, checkpoint = load_transformer(folder.transformer, device, dtype)
+    return Models(transformer, unconditional, load_vae(folder.vae, device, dtype), checkpoint)
 
 
-def load_transformer(file: Path, device: torch.device) -> tuple[Ideogram4Transformer2DModel, Checkpoint]:
-    """diffusers' transformer with the weights of `file` and its shards, bfloat16 on `device`, and what the file is.
+def load_transformer(
+    file: Path, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Ideogram4Transformer2DModel, Checkpoint]:
+    """diffusers' transformer with the weights of `file` and its shards, `dtype` on `device`, and what the file is.
 
     Its norms are torch.nn.RMSNorm: diffusers' own rounds once more, between the division and the weight, unlike the
     reference implementation and ComfyUI.
@@ -67,7 +71,11 @@ def load_transformer(file: Path, device: torch.device) -> tuple[Ideogram4Transfo
         model = Ideogram4Transformer2DModel(**dimensions.as_config())
         replace_norms(model)
     weights = strip_prefix(read_tensors(checkpoint.header, device), checkpoint.layout.prefix)
-    model.load_state_dict(to_split_names(dequantise_row_wise(weights)), assign=True)
+    refuse_bad_values(file, weights)
+    # Row-wise fp8 stands for bfloat16 numbers, whatever computes with them.
+    stored = torch.bfloat16 if checkpoint.layout.weights == "fp8_row_wise" else dtype
+    plain = to_split_names(dequantise_row_wise(weights, stored))
+    model.load_state_dict({name: tensor.to(dtype) for name, tensor in plain.items()}, assign=True)
     # Its frequencies are in no checkpoint, and must stay fp32: in bf16 image positions beyond 65536 would collapse.
     model.rotary_emb = Ideogram4MRoPE(
         dimensions.attention_head_dim, dimensions.rope_theta, dimensions.mrope_section
@@ -91,8 +99,8 @@ def read_tensors(header: Header, device: torch.device) -> StateDict:
     return tensors
 
 
-def load_vae(folder: Path, device: torch.device) -> AutoencoderKLFlux2:
-    """The VAE in bfloat16 on `device`.
+def load_vae(folder: Path, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> AutoencoderKLFlux2:
+    """The VAE in `dtype` on `device`.
 
     Raises:
         CheckpointError: the folder holds no FLUX.2 VAE that diffusers can load, or not all of it.
@@ -101,7 +109,7 @@ def load_vae(folder: Path, device: torch.device) -> AutoencoderKLFlux2:
     with reading(folder, "VAE"):
         vae, report = AutoencoderKLFlux2.from_pretrained(
             folder,
-            torch_dtype=torch.bfloat16,
+            torch_dtype=dtype,
             local_files_only=True,
             low_cpu_mem_usage=False,
             output_loading_info=True,

@@ -11,9 +11,12 @@ fi
 
 # What the suite needs besides ComfyUI goes into a folder of its own: the artist's environment stays as it is.
 extras="$root/.cache/comfyui-tests"
-if [ ! -f "$extras/.installed" ]; then
+if [ ! -f "$extras/.installed-with-diffusers" ]; then
     "$python" -m pip install --quiet --target "$extras" --constraint "$root/constraints.txt" pytest playwright
-    touch "$extras/.installed"
+    # Without what it asks for, most of which ComfyUI has: another torch or transformers would hide ComfyUI's.
+    "$python" -m pip install --quiet --target "$extras" --constraint "$root/constraints.txt" --no-deps \
+        diffusers importlib-metadata zipp
+    touch "$extras/.installed-with-diffusers"
 fi
 cd "$root"
 echo "ComfyUI suite: $comfyui with $python"

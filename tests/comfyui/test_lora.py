@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import comfy.lora
 import comfy.model_management
+import comfy.utils
 import pytest
 import torch
 from comfy.model_patcher import ModelPatcher
 from ideogram4_fusion.hosts.comfyui.load import load_diffusion_model
-from ideogram4_fusion.hosts.comfyui.lora import LoraError, apply_lora
+from ideogram4_fusion.hosts.comfyui.lora import LoraError, apply_lora, lora_names
 from ideogram4_fusion.hosts.comfyui.quality import set_quality
 from ideogram4_fusion.tests.tiny import StateDict, tiny_config, tiny_state_dict, write_file
 from safetensors.torch import save_file
@@ -204,3 +206,81 @@ def test_a_quality_goes_on_holding(tmp_path: Path, model: ModelPatcher, weights:
     fused, _ = set_quality(model, "lossless")
     patched, _ = apply_lora(fused, file, 1.0)
     assert fusion_of(patched) is fusion_of(fused)
+
+
+MODULE = "layers.1.attention.to_k"  # [128, 128], the second third of the rows of qkv
+
+
+def lycoris(kind: str, out: int = 128) -> tuple[StateDict, torch.Tensor]:
+    """One layer of LyCORIS for `MODULE`, and what it adds at strength 1."""
+    generator = torch.Generator().manual_seed(4)
+
+    def factor(*shape: int) -> torch.Tensor:
+        return 0.2 * torch.randn(*shape, generator=generator)
+
+    if kind == "loha":
+        parts = {"w1_a": factor(out, RANK), "w1_b": factor(RANK, 128), "w2_a": factor(out, RANK)}
+        parts["w2_b"] = factor(RANK, 128)
+        delta = (parts["w1_a"] @ parts["w1_b"]) * (parts["w2_a"] @ parts["w2_b"])
+        return {f"transformer.{MODULE}.hada_{name}": tensor for name, tensor in parts.items()}, delta
+    parts = {"w1": factor(out // 32, 4), "w2_a": factor(32, RANK), "w2_b": factor(RANK, 32)}
+    delta = torch.kron(parts["w1"], parts["w2_a"] @ parts["w2_b"])
+    return {f"transformer.{MODULE}.lokr_{name}": tensor for name, tensor in parts.items()}, delta
+
+
+@pytest.mark.parametrize("kind", ["loha", "lokr"])
+def test_lycoris_on_a_third_of_qkv(tmp_path: Path, model: ModelPatcher, weights: StateDict, kind: str) -> None:
+    stored, delta = lycoris(kind)
+    file = tmp_path / "lycoris.safetensors"
+    save_file(stored, str(file))
+    patched, line = apply_lora(model, file, STRENGTH)
+    assert line == "1 layers at strength 0.8"
+    comfy.model_management.load_models_gpu([patched])
+    loaded = patched.model.diffusion_model.layers[1].attention.qkv.weight.float().clone()
+    patched.detach()
+    expected = weights["layers.1.attention.qkv.weight"].clone()
+    expected[128:256] += STRENGTH * delta
+    torch.testing.assert_close(loaded, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("spoil", ["size", "rank"])
+@pytest.mark.parametrize("kind", ["loha", "lokr"])
+def test_lycoris_of_another_size_is_refused(tmp_path: Path, model: ModelPatcher, kind: str, spoil: str) -> None:
+    """core would log a line and leave the layer out."""
+    stored, _ = lycoris(kind, 256 if spoil == "size" else 128)
+    if spoil == "rank":
+        name = f"transformer.{MODULE}.{'hada_w2_a' if kind == 'loha' else 'lokr_w2_a'}"
+        stored[name] = torch.zeros(stored[name].shape[0], RANK + 1)
+    file = tmp_path / "lycoris.safetensors"
+    save_file(stored, str(file))
+    said = r"\[256, 128\], the model's \[128, 128\]" if spoil == "size" else r"\[\], the model's \[128, 128\]"
+    with pytest.raises(LoraError, match=said):
+        apply_lora(model, file, 1.0)
+
+
+@pytest.mark.usefixtures("exact_on_the_cpu", "inference")
+@pytest.mark.parametrize("strength", [0.8, 0.0])
+@pytest.mark.parametrize("through", ["the node", "core"])
+def test_fused_is_stock_with_a_lora_at_any_weight(tmp_path: Path, path: Path, through: str, strength: float) -> None:
+    """To the bit, on q, k and v apart; core keeps patches of weight 0, the node does not."""
+    from ideogram4_fusion.hosts.comfyui.quality import status
+    from ideogram4_fusion.tests.comfyui.models import ON_GPU, load
+    from ideogram4_fusion.tests.comfyui.renders import render
+
+    model = load(path)
+    blocks = model.model.diffusion_model.layers
+    file = tmp_path / "lora.safetensors"
+    save_file(peft("transformer.", pairs(model.model.diffusion_model.state_dict(), split=True)), str(file))
+    if through == "the node":
+        patched, _ = apply_lora(model, file, strength)
+    else:
+        patched = model.clone()
+        patched.add_patches(comfy.lora.load_lora(comfy.utils.load_torch_file(str(file)), lora_names(model)), strength)
+    stock = render(patched)
+    fused, _ = set_quality(patched, "lossless")
+    assert torch.equal(render(fused), stock)
+    mounted = f"lossless: {len(blocks)}/{len(blocks)} blocks; modulate, gate, gate+modulate, silu-mul"
+    assert status(fused).startswith(mounted)
+    # A patched fp8 weight, as on a GPU, is rounded anew at any strength.
+    if through == "the node" or not ON_GPU:
+        assert torch.equal(stock, render(model)) == (strength == 0)

@@ -23,16 +23,20 @@ import nodes
 # Saved workflows hold these: an entry may be added at the end of a node's inputs or outputs, none may change.
 FROZEN: dict[str, tuple[list[str], list[str]]] = {
     "Ideogram4Fusion_LoadModel": (["unet_name", "row_wise_weights"], ["MODEL", "STRING"]),
+    "Ideogram4Fusion_LoadFolder": (
+        ["folder", "load_unconditional", "row_wise_weights"],
+        ["MODEL", "CLIP", "VAE", "STRING", "MODEL"],
+    ),
     "Ideogram4Fusion_LoadLora": (["model", "lora_name", "strength_model"], ["MODEL", "STRING"]),
     "Ideogram4Fusion_RawTextTaps": (["clip"], ["CLIP", "STRING"]),
     "Ideogram4Fusion_FusionQuality": (["model", "quality"], ["MODEL", "STRING"]),
     "Ideogram4Fusion_Preset": (
         ["model", "positive", "latent_image", "preset", "unconditional_model"],
-        ["GUIDER", "SAMPLER", "SIGMAS"],
+        ["GUIDER", "SAMPLER", "SIGMAS", "STRING"],
     ),
     "Ideogram4Fusion_Sampler": (
         ["model", "positive", "latent_image", "preset", "seed", "unconditional_model"],
-        ["LATENT"],
+        ["LATENT", "STRING"],
     ),
     "Ideogram4Fusion_CompareQuality": (
         [

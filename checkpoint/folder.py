@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...checkpoint.errors import CheckpointError
-from ...checkpoint.header import find_shards
+from .errors import CheckpointError
+from .shards import find_shards
 
 _OFFICIAL = "ideogram-ai/ideogram-4-fp8"
 

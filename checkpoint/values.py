@@ -1,0 +1,49 @@
+"""Values that no checkpoint of a working model has: they come of a conversion or a download that went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from .errors import CheckpointError
+
+# A scale is for a tensor, a row or a block of 16; norms and biases have one value a channel.
+_SCALES = (".weight_scale", ".weight_scale_2", ".scale_weight", ".input_scale", ".scale_input")
+_E4M3_NAN, _E4M3_SIGN = 0x7F, 0x80
+_ADVICE = "A conversion has gone wrong, or the download: use the file that it was made from, or download it again."
+
+
+def refuse_bad_values(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises for a scale, norm or bias that would make noise or black pictures without a word.
+
+    The large weights are not read: that would take as long as loading them.
+
+    Args:
+        file: the file to name.
+        tensors: of one model; names with or without a prefix.
+
+    Raises:
+        CheckpointError: one of them is not finite, or a scale is below zero.
+    """
+    for name, tensor in tensors.items():
+        scale = name.endswith(_SCALES)
+        if not scale and (tensor.ndim > 1 or not tensor.is_floating_point()):
+            continue
+        problem = _problem(tensor, scale)
+        if problem is not None:
+            raise CheckpointError(
+                file, f"a {'scale' if scale else 'norm or bias'} with values that are {problem}", _ADVICE, name
+            )
+
+
+def _problem(tensor: torch.Tensor, scale: bool) -> str | None:
+    if tensor.element_size() == 1:  # block scales in e4m3, which has no infinity
+        values = tensor.view(torch.uint8)
+        if bool(((values & _E4M3_NAN) == _E4M3_NAN).any()):
+            return "no numbers (NaN)"
+        return "negative" if bool((values > _E4M3_SIGN).any()) else None
+    if not bool(tensor.isfinite().all()):
+        return "no numbers (NaN)" if bool(tensor.isnan().any()) else "infinite"
+    return "negative" if scale and bool((tensor < 0).any()) else None
