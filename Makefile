@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 # The type checker must see the pack under its import name, whatever its folder is called.
-PACKAGES := __init__.py benchmarks checkpoint comparison fusion hosts kernels nodes sampling tests
+PACKAGES := __init__.py benchmarks checkpoint comparison demo_model fusion hosts kernels nodes sampling tests
 $(PACKAGE_LINK):
 	mkdir -p $@
 	for part in $(PACKAGES); do ln -sfn ../../$$part $@/$$part; done

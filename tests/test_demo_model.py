@@ -9,6 +9,7 @@ from random import Random
 import pytest
 import torch
 from diffusers import Ideogram4Pipeline
+from ideogram4_fusion.checkpoint.folder import CheckpointFolder
 from ideogram4_fusion.demo_model.captions import random_caption
 from ideogram4_fusion.demo_model.drawing import as_rows, draw
 from ideogram4_fusion.demo_model.examples import held_out, training_set
@@ -20,7 +21,6 @@ from ideogram4_fusion.demo_model.text_encoder import text_features, tokenise
 from ideogram4_fusion.demo_model.tokenizer import make_tokenizer
 from ideogram4_fusion.demo_model.transformer import layout, new_transformer, rounded
 from ideogram4_fusion.hosts.diffusers.conditioning import load_text_encoder
-from ideogram4_fusion.hosts.diffusers.folder import CheckpointFolder
 from ideogram4_fusion.hosts.diffusers.load import load_transformer
 from transformers import AutoTokenizer
 

@@ -6,31 +6,12 @@ import json
 
 # Keys and their order are checked by the model's own caption verifier; a bbox is ymin, xmin, ymax, xmax in 0..1000.
 _CAPTION = {
-    "high_level_description": "A travel poster of a lighthouse on a rocky coast at dusk, its name set above it.",
-    "style_description": {
-        "aesthetics": "calm, few flat shapes, mid-century travel poster",
-        "lighting": "low sun from the left, long shadows",
-        "medium": "screen print",
-        "art_style": "flat illustration with a fine paper grain",
-        "color_palette": ["#0F2A47", "#F2A65A", "#F6EBD8"],
-    },
+    "high_level_description": "A poster with a yellow star and the word HELLO.",
     "compositional_deconstruction": {
-        "background": "a dark blue sea under an orange sky that fades to cream",
+        "background": "a gradient from blue at the top to purple at the bottom",
         "elements": [
-            {
-                "type": "obj",
-                "bbox": [260, 400, 860, 600],
-                "desc": "a white lighthouse with two red bands, its lamp lit",
-                "color_palette": ["#F6EBD8", "#C8321F"],
-            },
-            {"type": "obj", "bbox": [780, 0, 1000, 1000], "desc": "black rocks, foam at their feet"},
-            {
-                "type": "text",
-                "bbox": [60, 180, 180, 820],
-                "text": "NORTH LIGHT",
-                "desc": "wide sans-serif capitals in cream",
-                "color_palette": ["#F6EBD8"],
-            },
+            {"type": "obj", "bbox": [140, 290, 520, 690], "desc": "a yellow star"},
+            {"type": "text", "bbox": [700, 90, 910, 910], "text": "HELLO", "desc": "bold white capital letters"},
         ],
     },
 }
