@@ -39,7 +39,11 @@ _OTHER_FORMATS: tuple[tuple[bytes, str, str], ...] = (
         "pack, if its version knows Ideogram 4, and put the quality node behind it; or use a .safetensors file.",
     ),
     (b"pk\x03\x04", "this is a PyTorch pickle (.pt, .ckpt, .bin)", _USE_SAFETENSORS),
-    (b"\x80\x02", "this is a Python pickle (.pt, .ckpt, .bin)", _USE_SAFETENSORS),
+    # torch.save writes protocol 2, other tools any up to 5.
+    *(
+        (b"\x80" + bytes([protocol]), "this is a Python pickle (.pt, .ckpt, .bin)", _USE_SAFETENSORS)
+        for protocol in range(2, 6)
+    ),
 )
 _LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
 

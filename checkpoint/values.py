@@ -27,11 +27,17 @@ def refuse_bad_values(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     Raises:
         CheckpointError: one of them is not finite, or a scale is below zero.
     """
+    small: dict[tuple[bool, torch.dtype], list[torch.Tensor]] = {}
     for name, tensor in tensors.items():
         scale = name.endswith(_SCALES)
-        if not scale and (tensor.ndim > 1 or not tensor.is_floating_point()):
-            continue
-        problem = _problem(tensor, scale)
+        if scale or (tensor.ndim <= 1 and tensor.is_floating_point()):
+            small.setdefault((scale, tensor.dtype), []).append(tensor.flatten())
+    # All of a kind at once: one by one, hundreds of them would take as long as the rest of the loading.
+    if not any(_problem(torch.cat(kind), scale) for (scale, _), kind in small.items()):
+        return
+    for name, tensor in tensors.items():
+        scale = name.endswith(_SCALES)
+        problem = _problem(tensor, scale) if (scale, tensor.dtype) in small and (scale or tensor.ndim <= 1) else None
         if problem is not None:
             raise CheckpointError(
                 file, f"a {'scale' if scale else 'norm or bias'} with values that are {problem}", _ADVICE, name
@@ -43,7 +49,7 @@ def _problem(tensor: torch.Tensor, scale: bool) -> str | None:
         values = tensor.view(torch.uint8)
         if bool(((values & _E4M3_NAN) == _E4M3_NAN).any()):
             return "no numbers (NaN)"
-        return "negative" if bool((values > _E4M3_SIGN).any()) else None
+        return "negative" if scale and bool((values > _E4M3_SIGN).any()) else None
     if not bool(tensor.isfinite().all()):
         return "no numbers (NaN)" if bool(tensor.isnan().any()) else "infinite"
     return "negative" if scale and bool((tensor < 0).any()) else None

@@ -84,11 +84,12 @@ def load_folder(root: Path, row_wise_weights: str, with_unconditional: bool = Fa
                     f"its {of} of {made} channels, the transformer takes {taken}",
                     "Keep the parts of one checkpoint together.",
                 )
-    settled = [settle_row_wise(file, row_wise_weights) for file in files]
     clip = load_text_encoder(folder.text_encoder, folder.tokenizer)
-    models = [load_diffusion_model(file, choice) for file, choice in zip(files, settled, strict=True)]
-    names = ("transformer", "unconditional transformer")
-    lines = [f"{name}: {describe_file(file, s)}" for name, file, s in zip(names, files, settled, strict=False)]
+    models, lines = [], []
+    for file, name in zip(files, ("transformer", "unconditional transformer"), strict=False):
+        choice = settle_row_wise(file, row_wise_weights)  # once the one before it has taken its memory
+        models.append(load_diffusion_model(file, choice))
+        lines.append(f"{name}: {describe_file(file, choice)}")
     lines += [
         f"text encoder: {text.describe()}, {text.dimensions.features} features a token",
         f"tokenizer: {len(clip.tokenizer.qwen3vl_8b.tokenizer):,} tokens, with the folder's own chat template",

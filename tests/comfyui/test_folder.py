@@ -19,6 +19,7 @@ from ideogram4_fusion.hosts.comfyui.folder import Loaded, load_folder
 from ideogram4_fusion.hosts.comfyui.quality import set_quality, status
 from ideogram4_fusion.hosts.comfyui.row_wise import LAYOUT
 from ideogram4_fusion.hosts.comfyui.sampling import euler, make_guider, preset_sigmas
+from ideogram4_fusion.hosts.comfyui.text_encoder import with_raw_taps
 from ideogram4_fusion.sampling.presets import PRESETS
 from safetensors.torch import load_file, save_file
 
@@ -166,6 +167,12 @@ def test_the_text_encoder_stays_in_fp8(tiny: Path) -> None:
             name = f"language_model.layers.{layer}.{part}.weight"
             expected = stored[name].bfloat16() * stored[f"{name}_scale"].bfloat16()[:, None]
             assert torch.equal(weight.dequantize(), expected)
+
+
+def test_its_taps_are_raw_already(tiny: Path) -> None:
+    clip = load_folder(tiny, "bf16").clip
+    same, line = with_raw_taps(clip)
+    assert same is clip and "nothing to do" in line
 
 
 def test_qualities_work_on_what_it_loads(tiny: Path) -> None:
