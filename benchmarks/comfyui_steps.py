@@ -68,14 +68,12 @@ def main() -> None:
         file = options.checkpoint or write_random_checkpoint(
             Path(scratch, "random.safetensors"), weights=options.weights
         )
-        results = run(file, options)
-    results["patcher"] = options.patcher
-    record.write(options.output or record.RESULTS / f"comfyui_{options.patcher}.json", results)
+        run(file, options, options.output or record.RESULTS / f"comfyui_{options.patcher}.json")
 
 
 @torch.inference_mode()
-def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Step rows by size, generation rows by preset."""
+def run(file: Path, options: argparse.Namespace, output: Path) -> None:
+    """Writes step rows by size and generation rows by preset, what there is of them after each size and preset."""
     import comfy.model_management
 
     from ..hosts.comfyui.load import describe_file, load_diffusion_model
@@ -85,20 +83,22 @@ def run(file: Path, options: argparse.Namespace) -> dict[str, Any]:
     sides = {"off": model} | {quality: set_quality(model, quality)[0] for quality in options.qualities}
     alone = {f"high: {name}": set_quality(model, "high", pieces=PIECES[name])[0] for name in options.pieces}
     checkpoint = record.checkpoint(file, describe_file(file))
-    steps = []
+    origin = record.origin(comfy.model_management.get_torch_device())
+    steps: list[dict[str, Any]] = []
+    generations: list[dict[str, Any]] = []
+    results = {"origin": origin, "steps": steps, "generations": generations, "patcher": options.patcher}
     for size in options.sizes:
         timed = {**sides, **alone} if size in options.piece_sizes else sides
         for row in _step_rows(timed, size, options.rounds):
             row = {"host": "ComfyUI", "checkpoint": checkpoint, **row, "status": status(timed[row["quality"]])}
             steps.append(row)
             print({k: v for k, v in row.items() if not k.endswith("spread")}, flush=True)
-    generations = []
+        record.write(output, results)
     for preset in options.generations:
         rows = _generation_rows(sides, preset, options.size)
         generations += [{"host": "ComfyUI", "checkpoint": checkpoint, **row} for row in rows]
         print(*rows, sep="\n", flush=True)
-    origin = record.origin(comfy.model_management.get_torch_device())
-    return {"origin": origin, "steps": steps, "generations": generations}
+        record.write(output, results)
 
 
 def _step_rows(sides: Mapping[str, Any], size: int, rounds: int) -> list[dict[str, Any]]:

@@ -171,7 +171,7 @@ def test_the_table_names_what_it_was_measured_with() -> None:
 @pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU"
 )
-@pytest.mark.parametrize("tokens", [1, 77, 1281])
+@pytest.mark.parametrize("tokens", [77, 1281])
 def test_cudnn_attention_is_as_close_as_stock_and_repeats_itself(tokens: int) -> None:
     generator = torch.Generator(device="cuda").manual_seed(tokens)
     qkv = torch.randn(2, tokens, 3, 18, 256, generator=generator, device="cuda").bfloat16()

@@ -34,6 +34,7 @@ CAPTION = json.dumps(
     {"high_level_description": "Ein roter Fuchs (im Schnee) - 雪", "n": ["[1]", "\\"]}, ensure_ascii=False
 )
 CPU = torch.device("cpu")
+on_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the hosts are held against each other on the CPU")
 LIKE = 60.0  # dB, the least that two hosts must agree to in fp32
 
 VAE_FILE = "vae/diffusion_pytorch_model.safetensors"
@@ -95,6 +96,7 @@ def in_comfyui(loaded: Loaded, asked: Settings) -> torch.Tensor:
     return loaded.vae.decode(samples).float()
 
 
+@on_the_cpu
 @pytest.mark.parametrize("choice", ["bf16", "fp8"])
 @pytest.mark.parametrize("preset", ["INSTANT_8", "TURBO_12"])
 def test_the_picture_is_the_headless_one(tiny: Path, preset: str, choice: str) -> None:
@@ -108,6 +110,7 @@ def test_the_picture_is_the_headless_one(tiny: Path, preset: str, choice: str) -
     print(f"{preset}, {choice}: {found.psnr_db:.1f} dB in fp32")
 
 
+@on_the_cpu
 def test_the_test_above_would_notice(tiny: Path) -> None:
     """A normed last tap, another caption, an unordered normalisation: each is far below the bar."""
     asked = settings("INSTANT_8")
