@@ -18,6 +18,7 @@ README = record.RESULTS.parent.parent / "README.md"
 BEGIN, END = "<!-- measured: made by `make bench` -->", "<!-- end of what was measured -->"
 SHOWN_TOKENS = 4352  # 1024 x 1024 pixels with 256 tokens of text
 PATCHERS = {"dynamic": "dynamic VRAM (default)", "plain": "`--disable-dynamic-vram`"}
+OTHERS = {"comfyui_row_wise": "row-wise fp8 kept"}  # results of steps with other weights than fp8_scaled
 
 
 def main() -> None:
@@ -40,9 +41,13 @@ def measured(results: Path = record.RESULTS) -> str:
         for patcher in PATCHERS
         if (path := results / f"comfyui_{patcher}.json").is_file()
     }
+    settings = {PATCHERS[patcher]: result for patcher, result in found.items()} | {
+        setting: json.loads(path.read_text(encoding="utf-8"))
+        for name, setting in OTHERS.items()
+        if (path := results / f"{name}.json").is_file()
+    }
     parts = []
-    if steps := list(_steps(found)):
-        parts.append(_table(["step", "pixels", "stock ms", "fused ms", "ratio", "equal"], steps))
+    parts += [_steps(setting, result["steps"]) for setting, result in settings.items()]
     if generations := list(_generations(found)):
         parts.append(_table(["generation", "patcher", "stock s", "fused s", "ratio", "equal"], generations))
     if renders := list(_renders(results)):
@@ -54,18 +59,22 @@ def measured(results: Path = record.RESULTS) -> str:
     return "\n\n".join(parts)
 
 
-def _steps(found: Mapping[str, Any]) -> Iterator[list[str]]:
-    for patcher, result in found.items():
-        for row in result["steps"]:
-            ratio = row["ratio_to_stock"]
-            yield [
-                f"{row['quality']}, {PATCHERS[patcher]}",
-                str(row["size"]),
-                _spread(row["stock_step_ms_spread"], floored),
-                _spread(row["step_ms_spread"], ceiled),
-                "-" if ratio is None else floored(ratio, 2),
-                _yes(row["equal_to_stock"]),
-            ]
+def _steps(setting: str, rows: list[dict[str, Any]]) -> str:
+    """A column a size, a line a quality: the ratio to stock, milliseconds and their quartiles."""
+    sizes = list(dict.fromkeys(row["size"] for row in rows))
+    stock = {row["size"]: _spread(row["stock_step_ms_spread"], floored) for row in rows}
+    lines = [["stock, ms", *(stock[size] for size in sizes), ""]]
+    for quality in dict.fromkeys(row["quality"] for row in rows):
+        found = {row["size"]: row for row in rows if row["quality"] == quality}
+        cells = (_step(found[size]) if size in found else "" for size in sizes)
+        lines.append([quality, *cells, _yes(all(row["equal_to_stock"] for row in found.values()))])
+    return _table([setting, *(f"{size} px" for size in sizes), "equal"], lines)
+
+
+def _step(row: Mapping[str, Any]) -> str:
+    ratio = row["ratio_to_stock"]
+    times = _spread(row["step_ms_spread"], ceiled)
+    return times if ratio is None else f"**{floored(ratio, 2)}** {times}"
 
 
 def _generations(found: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -20,10 +20,10 @@ from ideogram4_fusion.fusion.proof import paired
 SPREAD = {"median": 10.0, "q1": 9.5, "q3": 10.5, "min": 9.0, "max": 11.0, "runs": 5}
 
 
-def step(size: int, ratio: float | None) -> dict[str, Any]:
+def step(size: int, ratio: float | None, quality: str = "lossless") -> dict[str, Any]:
     return {
         "size": size,
-        "quality": "lossless",
+        "quality": quality,
         "step_ms_spread": SPREAD,
         "stock_step_ms_spread": SPREAD,
         "ratio_to_stock": ratio,
@@ -50,15 +50,17 @@ def kernel(tokens: int, us: float | None) -> dict[str, Any]:
 
 def test_the_tables_say_what_was_measured(tmp_path: Path) -> None:
     dynamic = {
-        "steps": [step(1024, 1.199), step(512, None)],
+        "steps": [step(1024, 1.199), step(512, None), step(1024, 1.509, "high")],
         "generations": [generation("off", 1.2), generation("lossless", 1.0)],
     }
     (tmp_path / "comfyui_dynamic.json").write_text(json.dumps(dynamic))
     kernels = {"rows": [kernel(512, 1.0), kernel(table.SHOWN_TOKENS, 36.14), kernel(table.SHOWN_TOKENS, None)]}
     (tmp_path / "kernels.json").write_text(json.dumps(kernels))
     lines = table.measured(tmp_path).splitlines()
-    assert "| lossless, dynamic VRAM (default) | 1024 | 10.0 (9.5 to 10.5) | 10.0 (9.5 to 10.5) | 1.19 | yes |" in lines
-    assert "| lossless, dynamic VRAM (default) | 512 | 10.0 (9.5 to 10.5) | 10.0 (9.5 to 10.5) | - | NO |" in lines
+    assert "| dynamic VRAM (default) | 1024 px | 512 px | equal |" in lines
+    assert "| stock, ms | 10.0 (9.5 to 10.5) | 10.0 (9.5 to 10.5) |  |" in lines
+    assert "| lossless | **1.19** 10.0 (9.5 to 10.5) | 10.0 (9.5 to 10.5) | NO |" in lines
+    assert "| high | **1.50** 10.0 (9.5 to 10.5) |  | yes |" in lines
     assert "| INSTANT_8, 1024, lossless | dynamic VRAM (default) | 1.20 | 1.00 | 1.20 | yes |" in lines
     assert "| gate | bf16 | 36.2 | 1.21 | 99.0 | A 19.9 (not equal) |" in lines
     assert "| gate | bf16 | not equal |  |  |  |" in lines
