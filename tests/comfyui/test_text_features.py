@@ -13,7 +13,7 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP, add_wrapper_with_key
 from ideogram4_fusion.hosts.comfyui.quality import set_quality
 from ideogram4_fusion.hosts.comfyui.sampling import find_preset, make_guider, preset_sigmas, sample
-from ideogram4_fusion.tests.comfyui.models import conditioning, empty_latent, load, write_checkpoint
+from ideogram4_fusion.tests.comfyui.models import ON_GPU, conditioning, empty_latent, load, write_checkpoint
 
 PRESET = find_preset("INSTANT_8")
 STEPS = 3
@@ -176,3 +176,18 @@ def test_off_leaves_it_to_core(inference: None, model: ModelPatcher, given: list
     off, _ = set_quality(fused, "off")
     render(off)
     assert {features.dtype for features in given} == {torch.float32}
+
+
+@pytest.mark.skipif(not ON_GPU, reason="PyTorch counts the memory of GPUs alone")
+def test_a_small_picture_takes_no_more_memory_than_stock(inference: None, model: ModelPatcher) -> None:
+    """At 256 x 256 pixels the text features are the largest tensors of a step."""
+    fused, _ = set_quality(model, "lossless")
+    peaks = []
+    for side in (model, fused):
+        for _ in range(2):  # the first compares
+            torch.cuda.reset_peak_memory_stats()
+            latent = empty_latent(cells=16)
+            levels = preset_sigmas(side, latent, PRESET)[-3:]
+            sample(make_guider(side, conditioning(), PRESET, levels), levels, latent, 3)
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] <= peaks[0]
