@@ -38,6 +38,8 @@ def verdict(metrics: ImageMetrics, latents: LatentMetrics | None = None, nothing
 def _distance(metrics: ImageMetrics) -> str:
     per_image = metrics.psnr_per_image or ()
     worst = min(per_image)
-    word = "CLOSE" if worst >= CLOSE_DB else "NOT CLOSE"
     batch = f" (worst of {len(per_image)} images)" if len(per_image) > 1 else ""
-    return f"{word}: {floored(worst, 1)} dB{batch}"
+    decibels = f"{floored(worst, 1)} dB{batch}"
+    return (
+        f"CLOSE: {decibels}" if worst >= CLOSE_DB else f"NOT CLOSE: {decibels}, which fails the bar of {CLOSE_DB:g} dB"
+    )

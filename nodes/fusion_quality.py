@@ -22,7 +22,8 @@ class FusionQuality(io.ComfyNode):
             category=CATEGORY,
             description="Mounts fused Triton kernels on the blocks of an Ideogram 4 model. Place it behind LoRA "
             "loaders and in front of the sampler; of several, the last one counts. Where kernels cannot run, the "
-            "model stays stock and the status says why. In a graph with two models the first one's quality holds for both.",
+            "model stays stock and the status says why. In a graph with two models the quality of the first holds for "
+            "both.",
             search_aliases=["ideogram", "speed", "triton", "kernel", "lossless", "optimize"],
             inputs=[model_input(), quality_input("quality", "lossless", "What may change."), *piece_inputs()],
             outputs=[

@@ -65,7 +65,12 @@ def test_equal_rgb_with_unequal_alpha_is_not_identical() -> None:
 
 @pytest.mark.parametrize(
     ("decibels", "line"),
-    [(41.19, "CLOSE: 41.1 dB"), (49.999, "CLOSE: 49.9 dB"), (25.01, "CLOSE: 25.0 dB"), (24.99, "NOT CLOSE: 24.9 dB")],
+    [
+        (41.19, "CLOSE: 41.1 dB"),
+        (49.999, "CLOSE: 49.9 dB"),
+        (25.01, "CLOSE: 25.0 dB"),
+        (24.99, "NOT CLOSE: 24.9 dB, which fails the bar of 25 dB"),
+    ],
 )
 def test_close_is_never_rounded_up(decibels: float, line: str) -> None:
     assert verdict(at_psnr(decibels), SAME_LATENTS) == line
