@@ -33,6 +33,7 @@ def to_fused_names(state_dict: StateDict) -> StateDict:
 
     Raises:
         KeyError: one of the three is absent.
+        ValueError: they are of different dtypes, whose join would have to be converted.
     """
     fused: StateDict = {}
     for name in list(state_dict):
@@ -44,6 +45,8 @@ def to_fused_names(state_dict: StateDict) -> StateDict:
             continue
         attention, tensor = match["attention"], match["tensor"]
         thirds = [state_dict.pop(f"{attention}.to_{part}.{tensor}") for part in "qkv"]
+        if len({third.dtype for third in thirds}) > 1:
+            raise ValueError(f"{attention}: q, k and v are stored in different types")
         fused[f"{attention}.qkv.{tensor}"] = torch.cat(thirds)
     return fused
 

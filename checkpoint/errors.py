@@ -19,4 +19,5 @@ class CheckpointError(ValueError):
         where = f" (tensor {key})" if key else ""
         super().__init__(f"{file}: {problem}{where}. {advice}")
         self.file = file
+        self.problem = problem
         self.key = key

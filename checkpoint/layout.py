@@ -188,8 +188,8 @@ def _weights(header: Header, tensors: dict[str, TensorInfo], layers: dict[str, s
         else:
             raise CheckpointError(
                 header.file,
-                f"an fp8 weight {list(info.shape)} with a scale {list(companion.shape)}, neither one scale a tensor "
-                "nor one a row",
+                f"an fp8 weight {list(info.shape)} with a scale {list(companion.shape)}, neither [] for a tensor nor "
+                f"{list(info.shape[:1])} for its rows",
                 "Use the official fp8 file, ideogram4_fp8_scaled.safetensors of Comfy-Org/Ideogram-4, or a bf16 file.",
                 f"{module}.{scale}",
             )

@@ -206,6 +206,8 @@ def _dimensions(header: Header, prefix: str, config: Mapping[str, Any]) -> TextD
 def _unseen(header: Header, config: Mapping[str, Any], head: int) -> dict[str, Any]:
     """What no tensor shows. transformers has moved the rotation within its config twice."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise CheckpointError(header.file, "its config.json describes a rotation that is no mapping", _ADVICE)
     found = {name: value for name in _OFFICIAL for value in (config.get(name), rope.get(name)) if value is not None}
     if head == _OFFICIAL_HEAD_DIM:
         found = {**_OFFICIAL, **found}

@@ -49,6 +49,7 @@ class Emission:
         quantise: [M, K] bf16 -> [M, K] float8_e4m3fn, as a Linear that `takes` does it.
         takes_rows: whether a Linear has fp8 weights with a scale for each row, and nothing on it that changes them.
         no_rows: why a device has no product for those, or None.
+        no_fast: why a device has no faster product, or None.
     """
 
     takes: Callable[[nn.Module], bool]
@@ -56,6 +57,7 @@ class Emission:
     quantise: Callable[[torch.Tensor], torch.Tensor]
     takes_rows: Callable[[nn.Module], bool] = lambda linear: False
     no_rows: Callable[[torch.device], str | None] = lambda device: None
+    no_fast: Callable[[torch.device], str | None] = lambda device: None
 
 
 class Emitted(NamedTuple):

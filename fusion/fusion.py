@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -24,6 +25,7 @@ QUALITIES = (OFF, LOSSLESS, HIGH)
 
 Result = TypeVar("Result")
 
+_FORWARDS = 8  # at most for one call: one for each chain that can be refused, and the last
 _OFTEN = 8  # proofs lost before it is said: another pack's patch or two come and go in any session
 
 
@@ -57,6 +59,8 @@ class Fusion:
         self.host = host
         self.device = device
         self.pieces = pieces if quality == HIGH else NONE
+        self._pieces = self.pieces  # those that the device can do
+        self._no_fast: str | None = None
         reason = unavailable(device)
         if reason is None and dtype != torch.bfloat16:
             reason = f"the model computes in {str(dtype).removeprefix('torch.')} here, the kernels in bfloat16"
@@ -69,6 +73,9 @@ class Fusion:
             if host.emission is not None:
                 self._chains.setdefault(FP8_INPUT, quantise_chain(host.emission.quantise))
                 self._chains.setdefault(ROWS_INPUT, quantise_rows_chain())
+                if self.pieces.fast_accumulation and (why := host.emission.no_fast(device)) is not None:
+                    self._no_fast = why
+                    self._pieces = replace(self.pieces, fast_accumulation=False)
                 if self.pieces.row_wise_fp8 and (why := host.emission.no_rows(device)) is not None:
                     self.ledger.refused[ROWS_INPUT] = why
             inexact = {name: why for name, chain in self._chains.items() if (why := chain.inexact(device)) is not None}
@@ -97,23 +104,29 @@ class Fusion:
             with mount.active():
                 yield mount
 
-    def run(self, root: nn.Module, forward: Callable[[], Result]) -> Result:
+    def run(self, root: nn.Module, forward: Callable[[], Result], again: bool = True) -> Result:
         """`forward()` with `root` fused.
 
         A forward that compares gives what stock gives. Where that is not what the next one gives, it is run once more,
-        so that a seed gives the same picture the first time too.
+        so that a seed gives the same picture the first time too; and again if what it refused left something else to
+        compare.
+
+        Args:
+            root: the model.
+            forward: runs it.
+            again: whether it may be run more than once.
         """
-        with self.mounted(root) as mount:
-            out = forward()
-        if mount is not None and mount.compared and self._inexact(mount):
-            with self.mounted(root):
+        for _ in range(_FORWARDS):
+            with self.mounted(root) as mount:
                 out = forward()
+            if not again or mount is None or not mount.compared or not self._inexact(mount):
+                break
         return out
 
     def _accumulates_fast(self) -> bool:
         """Whether it has fp8 products in stock's place, and they are not stock's."""
         has_products = FP8_INPUT in self.ledger.differing and FP8_INPUT not in self.ledger.refused
-        return self.pieces.fast_accumulation and has_products
+        return self._pieces.fast_accumulation and has_products
 
     def _inexact(self, mount: Mount) -> bool:
         differing = any(unequal for unequal, _ in self.ledger.differing.values())
@@ -142,6 +155,8 @@ class Fusion:
         parts = [f"{', '.join(group)} {state}" for state, group in states.items()]
         if self._accumulates_fast():
             parts.append("fp8 products with fast accumulation")
+        if self._no_fast is not None and FP8_INPUT in self.ledger.differing:
+            parts.append(f"fp8 products without fast accumulation ({self._no_fast})")
         if self.pieces.row_wise_fp8 and mount.fp8.by_rows:
             why = self.ledger.refused.get(ROWS_INPUT)
             parts.append("products of row-wise fp8" if why is None else f"row-wise fp8 dequantised ({why})")
@@ -178,6 +193,6 @@ class Fusion:
                 log.warning("Ideogram 4 fusion: the model's blocks keep changing, and are proven anew each time")
         if known is None or outdated:
             structure: Structure = inspect_model(root)
-            known = structure.declined or Mount(structure, self.host, self._chains, self.ledger, self.pieces)
+            known = structure.declined or Mount(structure, self.host, self._chains, self.ledger, self._pieces)
             self._mounts[root] = known
         return known

@@ -226,9 +226,9 @@ def test_per_tensor_scale_without_its_mark(tmp_path: Path, weights: StateDict) -
 def test_scales_of_unknown_shape_or_two_kinds(tmp_path: Path, weights: StateDict) -> None:
     row_wise = quantise_row_wise(weights)
     blocks = {**row_wise, f"{QKV}_scale": torch.ones(384, 8)}
-    assert "neither one scale a tensor nor one a row" in str(refusal(tmp_path, blocks))
+    assert "neither [] for a tensor nor [" in str(refusal(tmp_path, blocks))
     # The older marks mean one scale a tensor; nothing was ever published with them and a scale a row.
-    assert "neither one scale a tensor nor one a row" in str(refusal(tmp_path, legacy(row_wise)))
+    assert "neither [] for a tensor nor [" in str(refusal(tmp_path, legacy(row_wise)))
     mixed = {**quantise_scaled(weights), f"{QKV}_scale": row_wise[f"{QKV}_scale"]}
     assert "mixes per-tensor and row-wise fp8" in str(refusal(tmp_path, mixed))
 

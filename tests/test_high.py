@@ -14,7 +14,7 @@ from torch.nn import functional as F
 pytest.importorskip("triton")
 pytest.importorskip("diffusers")
 
-from ideogram4_fusion.fusion.chains import ROWS_INPUT, Chain
+from ideogram4_fusion.fusion.chains import ROWS_INPUT, Chain, load_chains
 from ideogram4_fusion.fusion.fusion import Fusion
 from ideogram4_fusion.fusion.pieces import ALL, NONE, Pieces
 from ideogram4_fusion.kernels.attention import TABLE, attention_reference, cudnn_attention, cudnn_is_faster
@@ -132,6 +132,25 @@ def test_a_device_without_products_by_rows_keeps_stock_and_says_so() -> None:
     for _ in range(2):
         assert torch.equal(forward(stack, fusion, inputs), run(stack, None, inputs))
     assert fusion.status(stack).endswith("row-wise fp8 dequantised (no such GPU)")
+
+
+@pytest.mark.parametrize("chain", ["modulate", "gate", "gate_modulate", "silu_mul"])
+def test_a_chain_that_is_refused_does_not_make_the_first_result_another(chain: str) -> None:
+    """Fast accumulation alone, whose first forward refuses a kernel and so leaves something else to compare."""
+    stack, inputs = make_fp8_stack(Block), make_fp8_inputs()
+    name = {"gate_modulate": "gate+modulate", "silu_mul": "silu-mul"}.get(chain, chain)
+    eager = load_chains()[name].eager
+
+    def wrong(*args: Any) -> Any:
+        return tuple(scaled(part) for part in found) if isinstance(found := eager(*args), tuple) else scaled(found)
+
+    def scaled(out: torch.Tensor) -> torch.Tensor:
+        return (out.float() * 1.5).to(out.dtype)
+
+    fusion = make_high(Pieces("stock", True, False, False), **{chain: wrong})
+    first = forward(stack, fusion, inputs)
+    assert name in fusion.ledger.refused
+    assert torch.equal(forward(stack, fusion, inputs), first) and torch.equal(forward(stack, fusion, inputs), first)
 
 
 def test_a_forward_that_compared_nothing_is_not_run_twice() -> None:

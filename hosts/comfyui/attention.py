@@ -11,6 +11,7 @@ from comfy.model_patcher import ModelPatcher
 
 from ...fusion.pieces import CUDNN, STOCK
 from ...kernels.attention import cudnn_attention, cudnn_is_faster
+from .compiled import compiled
 
 log = logging.getLogger("ideogram4_fusion")
 
@@ -40,7 +41,7 @@ class CudnnAttention:
     def __call__(
         self, stock: Any, q: Any, k: Any, v: Any, heads: int, mask: Any = None, *args: Any, **named: Any
     ) -> Any:
-        if torch.compiler.is_compiling():  # what is traced is the stock model
+        if torch.compiler.is_compiling() or compiled(named.get("transformer_options") or {}):
             traced: torch.Tensor = stock(q, k, v, heads, mask, *args, **named)
             return traced
         self.declined = self._failed or self._decline(stock, q, mask, args, named)

@@ -7,7 +7,6 @@ it: without an input scale the layout's scale is 1, and two fp8 tensors are mult
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import comfy.ops
@@ -67,7 +66,7 @@ def _multiply(linear: nn.Module, rows: torch.Tensor, scale: torch.Tensor, fast: 
             return _multiply_rows(rows, scale, weight, bias, fast)
         if scaled_mm_v2 is not None and isinstance(weight, QuantizedTensor) and weight._layout_cls == LAYOUT:
             one, other = scale, weight._params.scale
-            with contextlib.suppress(RuntimeError, TypeError):  # then as comfy-kitchen does where this fails
+            try:
                 if fast:
                     return torch._scaled_mm(
                         rows, weight._qdata.t(), one, other, bias=bias, out_dtype=dtype, use_fast_accum=True
@@ -76,36 +75,54 @@ def _multiply(linear: nn.Module, rows: torch.Tensor, scale: torch.Tensor, fast: 
                     rows, weight._qdata.t(), scale_a=one, scale_b=other, bias=bias, out_dtype=dtype
                 )
                 return product
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, TypeError):
+                pass  # then as comfy-kitchen does where this fails
         return torch.nn.functional.linear(_wrap(rows, scale), weight, bias)
 
 
 def _multiply_rows(
     rows: torch.Tensor, scale: torch.Tensor, weight: Any, bias: torch.Tensor | None, fast: bool
 ) -> torch.Tensor:
-    if not (isinstance(weight, QuantizedTensor) and weight._layout_cls == ROW_WISE):
-        # Dequantised on its way here: by a patch that came with the cast, or on another device.
-        return torch.nn.functional.linear((rows.to(weight.dtype) * scale.to(weight.dtype)), weight, bias)
-    return torch._scaled_mm(
-        rows,
-        weight._qdata.t(),
-        scale,
-        weight._params.scale.view(1, -1),
-        bias=bias,
-        out_dtype=torch.bfloat16,
-        use_fast_accum=fast,
-    )
+    if isinstance(weight, QuantizedTensor) and weight._layout_cls == ROW_WISE:
+        try:
+            return torch._scaled_mm(
+                rows,
+                weight._qdata.t(),
+                scale,
+                weight._params.scale.view(1, -1),
+                bias=bias,
+                out_dtype=torch.bfloat16,
+                use_fast_accum=fast,
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # of a size that it does not take
+            weight = weight.dequantize()
+    # Or dequantised on its way here: by a patch that came with the cast, or on another device.
+    return torch.nn.functional.linear(rows.to(weight.dtype) * scale.to(weight.dtype), weight, bias)
 
 
 def _no_rows(device: torch.device) -> str | None:
-    """Tries a product with scales for each row; which GPUs have one depends on PyTorch's version."""
+    return _no_product(device, torch.ones(16, 1, device=device), fast=False) or _no_product(
+        device, torch.ones(16, 1, device=device), fast=True
+    )
+
+
+def _no_fast(device: torch.device) -> str | None:
+    return _no_product(device, torch.ones((), device=device), fast=True)
+
+
+def _no_product(device: torch.device, scale: torch.Tensor, fast: bool) -> str | None:
+    """Tries one; which GPUs have it depends on PyTorch's version."""
     if device.type != "cuda" or torch.version.hip is not None:
         return "it needs an NVIDIA GPU"
-    one = torch.ones(16, 16, device=device).to(torch.float8_e4m3fn)
-    scales = torch.ones(16, 1, device=device)
     try:
-        torch._scaled_mm(one, one.t(), scales, scales.view(1, -1), out_dtype=torch.bfloat16, use_fast_accum=True)
+        one = torch.ones(16, 16, device=device).to(torch.float8_e4m3fn)
+        torch._scaled_mm(one, one.t(), scale, scale.t(), out_dtype=torch.bfloat16, use_fast_accum=fast)
     except RuntimeError as error:
-        return f"PyTorch has no product for it here: {' '.join(str(error).split())[:80]}"
+        return f"PyTorch has no such product here: {' '.join(str(error).split())[:80]}"
     return None
 
 
@@ -119,4 +136,4 @@ def _quantise(rows: torch.Tensor) -> torch.Tensor:
     return quantised
 
 
-EMISSION = Emission(_takes, _multiply, _quantise, _takes_rows, _no_rows)
+EMISSION = Emission(_takes, _multiply, _quantise, _takes_rows, _no_rows, _no_fast)

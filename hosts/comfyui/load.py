@@ -113,8 +113,15 @@ def _read(checkpoint: Checkpoint, keeps_row_wise: bool) -> tuple[StateDict, dict
         # Before the prefix goes: the metadata that names quantised layers names them with it.
         state_dict, metadata = comfy.utils.convert_old_quants(state_dict, layout.prefix, metadata=metadata)
     state_dict = strip_prefix(state_dict, layout.prefix)
+    if layout.prefix and layout.weights in ("fp8_scaled", "comfy_mixed"):
+        # And once more, as core does, for a metadata that names them without; what it names with it has no place now.
+        state_dict, metadata = comfy.utils.convert_old_quants(state_dict, "", metadata=metadata)
+        state_dict = {name: tensor for name, tensor in state_dict.items() if not name.startswith(layout.prefix)}
     refuse_bad_values(checkpoint.header.file, state_dict)
-    state_dict = to_fused_names(state_dict)
+    try:
+        state_dict = to_fused_names(state_dict)
+    except ValueError as error:
+        raise CheckpointError(checkpoint.header.file, str(error), "Use a file that was converted in one go.") from error
     if layout.weights == "fp8_row_wise":
         state_dict = marked(state_dict) if keeps_row_wise else dequantise_row_wise(state_dict, torch.bfloat16)
     return state_dict, metadata

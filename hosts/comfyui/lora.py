@@ -8,16 +8,20 @@ Source of the names: diffusers' `transformer_ideogram4.py` and its LoRA trainer;
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import comfy.lora
 import comfy.lora_convert
 import comfy.utils
+import torch
 from comfy.model_patcher import ModelPatcher
 
+from ...checkpoint.errors import CheckpointError
+from ...checkpoint.header import read_header
+from .lora_alpha import metadata_alphas, scales
 from .lora_size import patch_size
 
 Target = str | tuple[str, tuple[int, int, int]]
@@ -43,15 +47,16 @@ def apply_lora(model: ModelPatcher, path: str | os.PathLike[str], strength: floa
         strength: what the patches are multiplied by; at 0 nothing is applied.
 
     Raises:
-        LoraError: not one of its tensors belongs to this model, one has another size than the model's, or a pair is
-            incomplete.
+        LoraError: the file is damaged, not one of its tensors belongs to this model, one has another size than the
+            model's, or a pair is incomplete.
     """
-    stored, metadata = comfy.utils.load_torch_file(str(path), safe_load=True, return_metadata=True)
+    stored, metadata = _read(Path(path))
     tensors = comfy.lora_convert.convert_lora(stored)
+    alphas = metadata_alphas(tensors, metadata)
     names = lora_names(model)
     weights = model.model.state_dict()
     try:
-        found = comfy.lora.load_lora(tensors, names, log_missing=False)
+        found = comfy.lora.load_lora({**tensors, **alphas}, names, log_missing=False)
     except (LookupError, RuntimeError, ValueError) as error:  # half a pair, an alpha of several values
         raise LoraError(f"{os.path.basename(path)}: it is damaged ({type(error).__name__}: {error})") from error
     # core makes patches for biases too, of weights that have none and of slices.
@@ -68,9 +73,10 @@ def apply_lora(model: ModelPatcher, path: str | os.PathLike[str], strength: floa
     if strength == 0:
         return model, f"{len(patches)} layers, at strength 0: not applied"
     patched = model.clone()
-    alpha = _alpha(metadata) if not any(name.endswith(".alpha") for name in tensors) else 1.0
-    patched.add_patches(patches, strength * alpha)
-    line = f"{len(patches)} layers at strength {strength:g}" + (f" x {alpha:g} of its alpha" if alpha != 1 else "")
+    patched.add_patches(patches, strength)
+    line = f"{len(patches)} layers at strength {strength:g}"
+    if (found_scales := scales(tensors, alphas)) not in ([], [1.0]):
+        line += f" x {' or '.join(f'{scale:g}' for scale in found_scales)} of its alpha"
     if left:
         more = f" and {len(left) - _NAMED_AT_MOST} more" if len(left) > _NAMED_AT_MOST else ""
         line += f"; {len(left)} of {len(tensors)} tensors match nothing: {', '.join(left[:_NAMED_AT_MOST])}{more}"
@@ -119,15 +125,18 @@ def _counts(tensor: str, names: Mapping[str, Target], patches: Mapping[Target, A
     return tensor in taken or tensor.endswith((".diff", ".set_weight", ".w_norm"))
 
 
-def _alpha(metadata: Mapping[str, str] | None) -> float:
-    """alpha / rank, where diffusers has put them into the file's metadata and not beside the tensors; else 1."""
-    try:
-        settings = json.loads((metadata or {}).get("lora_adapter_metadata", "{}"))
-        alphas = [value for name, value in settings.items() if name.rpartition(".")[2] == "lora_alpha"]
-        ranks = [value for name, value in settings.items() if name.rpartition(".")[2] == "r"]
-        return float(alphas[0] / ranks[0]) if len(alphas) == len(ranks) == 1 else 1.0
-    except (ValueError, TypeError, AttributeError, ZeroDivisionError):
-        return 1.0
+def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, str] | None]:
+    """Tensors and metadata; of a damaged or empty file, in words. Raises LoraError."""
+    if path.suffix.lower() == ".safetensors":
+        try:
+            read_header(path)
+        except CheckpointError as error:
+            raise LoraError(f"{path.name}: {error.problem}") from error
+    stored, metadata = comfy.utils.load_torch_file(str(path), safe_load=True, return_metadata=True)
+    spoilt = next((n for n, t in stored.items() if t.is_floating_point() and not bool(t.isfinite().all())), None)
+    if spoilt is not None:
+        raise LoraError(f"{path.name}: it is damaged ({spoilt} holds values that are no numbers)")
+    return stored, metadata
 
 
 def _misfit(patches: Mapping[Target, Any], weights: Mapping[str, Any]) -> str | None:

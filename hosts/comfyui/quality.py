@@ -9,7 +9,7 @@ multi-GPU copies are left alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import comfy.model_management
@@ -22,14 +22,15 @@ from ...fusion.chains import BLOCK_CHAINS, ROPE, SILU_MUL
 from ...fusion.fusion import HIGH, OFF, QUALITIES, Fusion
 from ...fusion.pieces import ALL, STOCK, Pieces
 from ...fusion.structure import NORMS
-from .attention import CudnnAttention, attention_of, set_attention
+from .attention import OVERRIDE, CudnnAttention, attention_of, set_attention
 from .blocks import HOST
+from .compiled import KEY as COMPILE_KEY
+from .compiled import compiled
 from .text_features import TextFeaturesOnDevice
 
 KEY = "ideogram4_fusion"
 
-# Of core's own wrapper (`comfy_api/torch_helpers/torch_compile.py`), whose module would import all of comfy_api.
-_COMPILE_KEY = "torch.compile"
+_OPTIONS = 5  # where core hands transformer_options to an APPLY_MODEL wrapper
 _COMPILED = "torch.compile is on this model, and traces the stock chains"
 
 _BLOCK = r"diffusion_model\.layers\.\d+"
@@ -46,29 +47,28 @@ class FusionWrapper:
     Args:
         fusion: what to mount.
         tell: called with the new status whenever a forward has changed it.
-        attention: that of `high`, put on the same MODEL.
     """
 
-    def __init__(
-        self,
-        fusion: Fusion,
-        tell: Callable[[str], None] | None = None,
-        attention: CudnnAttention | None = None,
-    ) -> None:
+    def __init__(self, fusion: Fusion, tell: Callable[[str], None] | None = None) -> None:
         self.fusion = fusion
         self.tell = tell
-        self.attention = attention
 
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
-        root = _root(executor.class_obj)
-        before = self._state()
-        out = self.fusion.run(root, lambda: executor(*args, **kwargs))
-        if self.tell is not None and self._state() != before:
-            self.tell(_with_attention(self.fusion.status(root), self.attention))
+        options: dict[str, Any] = kwargs.get("transformer_options") or (args[_OPTIONS] if len(args) > _OPTIONS else {})
+        model = executor.class_obj.diffusion_model
+        if compiled(options) or hasattr(model, "_orig_mod"):
+            # Sites of ours would be guarded on and compiled anew, and what is traced is the stock model in any case.
+            return executor(*args, **kwargs)
+        override = options.get(OVERRIDE)
+        before = self._state(override)
+        out = self.fusion.run(model, lambda: executor(*args, **kwargs), again=not _wrapped(options))
+        if self.tell is not None and self._state(override) != before:
+            line = self.fusion.status(model, _foreign_attention(override))
+            self.tell(_with_attention(line, self.fusion, override))
         return out
 
-    def _state(self) -> tuple[object, ...]:
-        return self.fusion.ledger.revision, self.attention and self.attention.status
+    def _state(self, override: Any) -> tuple[object, ...]:
+        return self.fusion.ledger.revision, override.status if isinstance(override, CudnnAttention) else None
 
 
 def set_quality(
@@ -99,7 +99,7 @@ def set_quality(
     device, dtype = torch.device(model.load_device), model.model.get_dtype_inference()
     fusion = Fusion(quality, HOST, device, dtype, pieces=pieces)
     fusion.self_test(root)
-    fused.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, FusionWrapper(fusion, tell, attention_of(fused)))
+    fused.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, FusionWrapper(fusion, tell))
     fused.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, TextFeaturesOnDevice(KEY))
     return fused, status(fused)
 
@@ -123,14 +123,30 @@ def status(model: ModelPatcher) -> str:
         return "off: stock"
     if _compiled(model):
         return f"stock: {_COMPILED}"
-    line = fusion.status(_root(model.model), _foreign(model), _object_patches(model))
-    if fusion.pieces.attention != STOCK and attention_of(model) is None:
-        return f"{line}; attention: another node's"
-    return _with_attention(line, attention_of(model))
+    override = model.model_options.get("transformer_options", {}).get(OVERRIDE)
+    foreign = {**_foreign(model), **_foreign_attention(override)}
+    line = fusion.status(_root(model.model), foreign, _object_patches(model))
+    return _with_attention(line, fusion, override)
 
 
-def _with_attention(line: str, attention: CudnnAttention | None) -> str:
-    return line if attention is None else f"{line}; attention: {attention.status}"
+def _with_attention(line: str, fusion: Fusion, override: Any) -> str:
+    if isinstance(override, CudnnAttention):
+        return f"{line}; attention: {override.status}"
+    if fusion.pieces.attention == STOCK:
+        return line
+    return f"{line}; attention: {'ComfyUI' if override is None else 'another node'}'s"
+
+
+def _foreign_attention(override: Any) -> dict[str, str]:
+    """The chain inside attention, where another node has taken attention over."""
+    ours = override is None or isinstance(override, CudnnAttention)
+    return {} if ours else {ROPE: "another node's attention is around it"}
+
+
+def _wrapped(transformer_options: Mapping[str, Any]) -> bool:
+    """Whether others stand around the model, who would see a forward that is run twice as two steps."""
+    wrappers = transformer_options.get("wrappers", {})
+    return any(wrappers.get(kind, {}).keys() - {KEY} for kind in (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL))
 
 
 def unfused_reason(model: ModelPatcher) -> str | None:
@@ -145,7 +161,7 @@ def unfused_reason(model: ModelPatcher) -> str | None:
 
 
 def _compiled(model: ModelPatcher) -> bool:
-    return bool(model.get_wrappers(WrappersMP.APPLY_MODEL, _COMPILE_KEY))
+    return bool(model.get_wrappers(WrappersMP.APPLY_MODEL, COMPILE_KEY))
 
 
 def _root(base_model: Any) -> nn.Module:

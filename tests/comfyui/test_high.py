@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import comfy.ldm.modules.attention
+import ideogram4_fusion.fusion.fusion
 import pytest
 import torch
 from comfy.model_patcher import ModelPatcher
+from comfy.patcher_extension import WrappersMP
 from ideogram4_fusion.benchmarks.random_checkpoint import write_random_checkpoint
 from ideogram4_fusion.fusion.pieces import ALL, NONE, Pieces
 from ideogram4_fusion.hosts.comfyui import attention
@@ -177,3 +180,36 @@ def test_row_wise_weights_are_multiplied_as_they_are(tmp_path: Path, inference: 
     assert torch.equal(render(high), out) and torch.equal(render(set_quality(kept, "high", pieces=pieces)[0]), out)
     assert 0 < float((out - stock).norm() / stock.norm()) < 0.2
     assert torch.equal(render(set_quality(kept, "high", pieces=NONE)[0]), render(kept))
+
+
+def test_another_pack_s_wrapper_sees_every_step_once(model: ModelPatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    chains = dict(ideogram4_fusion.fusion.fusion.load_chains())
+
+    def off(a: torch.Tensor, b: torch.Tensor, *out: Any) -> torch.Tensor:
+        return torch.nn.functional.silu(a) * b * 1.01
+
+    chains["silu-mul"] = dataclasses.replace(chains["silu-mul"], fused=off)
+    monkeypatch.setattr(ideogram4_fusion.fusion.fusion, "load_chains", lambda: chains)
+    high, _ = set_quality(model, "high")
+    calls: list[int] = []
+
+    def count(executor: Any, *args: Any, **named: Any) -> Any:
+        calls.append(1)
+        return executor(*args, **named)
+
+    high.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "theirs", count)
+    seen = []
+    for _ in range(2):
+        calls.clear()
+        render(high)
+        seen.append(len(calls))
+    assert seen[0] == seen[1] > 0
+
+
+def test_under_torch_compile_nothing_is_mounted(model: ModelPatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """core's compile wrapper has a key of its own; here it stands for one that would compile."""
+    mounted: list[int] = []
+    monkeypatch.setattr(ideogram4_fusion.fusion.fusion.Fusion, "run", lambda *args, **named: mounted.append(1))
+    compiled = set_quality(model, "high")[0].clone()
+    compiled.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "torch.compile", lambda executor, *a, **n: executor(*a, **n))
+    assert torch.equal(render(compiled), render(model)) and not mounted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import comfy.lora
 import comfy.model_management
@@ -290,3 +291,51 @@ def test_fused_is_stock_with_a_lora_at_any_weight(tmp_path: Path, path: Path, th
     # A patched fp8 weight, as on a GPU, is rounded anew at any strength.
     if through == "the node" or not ON_GPU:
         assert torch.equal(stock, render(model)) == (strength == 0)
+
+
+@pytest.mark.parametrize(
+    ("more", "said", "scales"),
+    [
+        ({}, "2", (2.0, 2.0)),
+        ({"use_rslora": True}, "4", (4.0, 4.0)),
+        ({"alpha_pattern": {"feed_forward.w1": 1}}, "0.25 or 2", (0.25, 2.0)),
+    ],
+    ids=["alpha / rank", "alpha / sqrt(rank)", "an alpha of its own"],
+)
+def test_the_metadata_s_alpha_is_applied_as_peft_does(
+    tmp_path: Path,
+    model: ModelPatcher,
+    weights: StateDict,
+    more: dict[str, Any],
+    said: str,
+    scales: tuple[float, float],
+) -> None:
+    changes = pairs(weights, split=False)
+    file = tmp_path / "lora.safetensors"
+    settings = {f"transformer.{name}": value for name, value in {"r": RANK, "lora_alpha": 2 * RANK, **more}.items()}
+    save_file(peft("transformer.", changes), str(file), {"lora_adapter_metadata": json.dumps(settings)})
+    patched, line = apply_lora(model, file, 1.0)
+    assert line.endswith(f" x {said} of its alpha")
+    for part, scale in zip(("feed_forward.w1", "feed_forward.w2"), scales, strict=True):
+        name = f"diffusion_model.layers.0.{part}.weight"
+        down, up = changes[f"layers.0.{part}"]
+        zeros = torch.zeros(up.shape[0], down.shape[1])
+        merged_in = comfy.lora.calculate_weight(patched.patches[name], zeros, name, intermediate_dtype=torch.float32)
+        torch.testing.assert_close(merged_in, scale * up @ down, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "empty"), (b"<html>", "web page"), (None, "no numbers")],
+    ids=["empty", "web page", "NaN"],
+)
+def test_a_lora_that_is_none_is_refused_in_words(
+    tmp_path: Path, model: ModelPatcher, weights: StateDict, content: bytes | None, words: str
+) -> None:
+    file = tmp_path / "lora.safetensors"
+    if content is None:
+        save_file({n: t * torch.nan for n, t in peft("", pairs(weights, split=True)).items()}, str(file))
+    else:
+        file.write_bytes(content)
+    with pytest.raises(LoraError, match=rf"^lora\.safetensors: .*{words}"):
+        apply_lora(model, file, 1.0)
