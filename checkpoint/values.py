@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +13,28 @@ from .errors import CheckpointError
 _SCALES = (".weight_scale", ".weight_scale_2", ".scale_weight", ".input_scale", ".scale_input")
 _E4M3_NAN, _E4M3_SIGN = 0x7F, 0x80
 _ADVICE = "A conversion has gone wrong, or the download: use the file that it was made from, or download it again."
+
+
+# An end of a file that no weights have: biases of zeros may stand there, of at most 36 KiB.
+_END, _LARGE = 1 << 16, 1 << 20
+
+
+def refuse_empty_end(files: Iterable[Path]) -> None:
+    """Raises for a file that ends in zeros: its space was set aside, and the download did not come to its end.
+
+    The header of such a file is whole, and its size is right. Files below 1 MiB are not looked at.
+
+    Raises:
+        CheckpointError: its last 64 KiB are zeros.
+    """
+    for file in files:
+        size = file.stat().st_size
+        if size < _LARGE:
+            continue
+        with file.open("rb") as opened:
+            opened.seek(size - _END)
+            if not opened.read().strip(b"\0"):
+                raise CheckpointError(file, "its end is empty, as of a download that was cut short", _ADVICE)
 
 
 def refuse_bad_values(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -48,6 +48,6 @@ class Ideogram4Preset(io.ComfyNode):
         chosen = find_preset(preset)
         levels = preset_sigmas(model, latent_image, chosen)
         guider = make_guider(model, positive, chosen, levels, unconditional_model)
-        status = preset_status(chosen, unconditional_model)
+        status = preset_status(chosen, unconditional_model, model)
         show_on(cls.hidden.unique_id)(status)
         return io.NodeOutput(guider, euler(), levels, status)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from ideogram4_fusion.checkpoint.errors import CheckpointError
-from ideogram4_fusion.checkpoint.values import refuse_bad_values
+from ideogram4_fusion.checkpoint.values import refuse_bad_values, refuse_empty_end
 from ideogram4_fusion.tests.tiny import StateDict, quantise_row_wise, quantise_scaled, tiny_config, tiny_state_dict
+from safetensors.torch import save_file
 
 FILE = Path("model.safetensors")
 QKV = "layers.1.attention.qkv.weight"
@@ -60,3 +61,14 @@ def test_block_scales_of_nvfp4(bits: int, said: str | None) -> None:
             continue
         with pytest.raises(CheckpointError, match=said):
             refuse_bad_values(FILE, tensors)
+
+
+def test_a_file_whose_end_was_never_written(tmp_path: Path) -> None:
+    """Of the right size, with a whole header."""
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(1 << 18), "b": torch.ones(1 << 18)}, str(file))
+    refuse_empty_end([file])
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+    with pytest.raises(CheckpointError, match="its end is empty"):
+        refuse_empty_end([file])

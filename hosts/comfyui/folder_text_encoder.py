@@ -22,7 +22,7 @@ from comfy.text_encoders.llama import BaseLlama, BaseQwen3, Llama2_, Qwen3VL_8BC
 
 from ...checkpoint.convert import StateDict, strip_prefix
 from ...checkpoint.text_encoder import TextDimensions, inspect_text_encoder
-from ...checkpoint.values import refuse_bad_values
+from ...checkpoint.values import refuse_bad_values, refuse_empty_end
 from .folder_tokenizer import ENCODER, tokenizer_class
 from .loaded import refuse_half_loaded
 from .row_wise import adopt, marked
@@ -50,6 +50,7 @@ def load_text_encoder(folder: Path, tokenizer: Path, disable_dynamic: bool = Fal
         state_dict.update(comfy.utils.load_torch_file(str(file)))
     state_dict = strip_prefix(state_dict, found.prefix)
     state_dict.pop("norm.weight", None)
+    refuse_empty_end(found.header.paths)
     refuse_bad_values(found.header.file, state_dict)
 
     options: dict[str, Any] = {

@@ -20,7 +20,7 @@ from ...checkpoint.errors import CheckpointError
 from ...checkpoint.expectations import FLOATS, Expectations
 from ...checkpoint.header import TensorInfo
 from ...checkpoint.vae import Vae, inspect_vae
-from ...checkpoint.values import refuse_bad_values
+from ...checkpoint.values import refuse_bad_values, refuse_empty_end
 
 _GROUPS = 32  # of every norm in core's VAE classes
 _ADVICE = "Use the vae/ of ideogram-ai/ideogram-4-fp8, or one of its kind."
@@ -39,6 +39,7 @@ def load_vae(folder: Path) -> VAE:
     tensors = {}
     for file in found.header.paths:
         tensors.update(comfy.utils.load_torch_file(str(file)))
+    refuse_empty_end(found.header.paths)
     refuse_bad_values(found.header.file, tensors)
     for name in ("bn.running_mean", "bn.running_var"):
         tensors[name] = tensors[name].view(-1, found.channels).t().reshape(-1).contiguous()

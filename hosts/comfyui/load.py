@@ -16,7 +16,7 @@ from comfy.model_patcher import ModelPatcher
 from ...checkpoint.convert import StateDict, dequantise_row_wise, strip_prefix, to_fused_names
 from ...checkpoint.errors import CheckpointError
 from ...checkpoint.inspection import Checkpoint, inspect_checkpoint
-from ...checkpoint.values import refuse_bad_values
+from ...checkpoint.values import refuse_bad_values, refuse_empty_end
 from .loaded import refuse_half_loaded
 from .row_wise import BF16, FP8, adopt, keeps_fp8, marked
 
@@ -117,6 +117,7 @@ def _read(checkpoint: Checkpoint, keeps_row_wise: bool) -> tuple[StateDict, dict
         # And once more, as core does, for a metadata that names them without; what it names with it has no place now.
         state_dict, metadata = comfy.utils.convert_old_quants(state_dict, "", metadata=metadata)
         state_dict = {name: tensor for name, tensor in state_dict.items() if not name.startswith(layout.prefix)}
+    refuse_empty_end(checkpoint.header.paths)
     refuse_bad_values(checkpoint.header.file, state_dict)
     try:
         state_dict = to_fused_names(state_dict)

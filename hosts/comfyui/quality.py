@@ -110,6 +110,12 @@ def fusion_of(model: ModelPatcher) -> Fusion | None:
     return wrappers[-1].fusion if wrappers else None
 
 
+def quality_of(model: ModelPatcher) -> str:
+    """The quality that was set on a MODEL."""
+    fusion = fusion_of(model)
+    return OFF if fusion is None else fusion.quality
+
+
 def pieces_of(model: ModelPatcher) -> Pieces:
     """The pieces of `high` that were chosen on a MODEL, all of them where none were."""
     fusion = fusion_of(model)

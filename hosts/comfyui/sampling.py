@@ -17,6 +17,7 @@ from comfy.model_patcher import ModelPatcher
 
 from ...sampling.presets import PRESETS, Preset
 from ...sampling.schedule import sigmas
+from .quality import quality_of
 
 Latent = dict[str, Any]
 Conditioning = list[Any]
@@ -87,18 +88,23 @@ def make_guider(
     return stepped
 
 
-def preset_status(preset: Preset, unconditional: ModelPatcher | None = None) -> str:
+def preset_status(preset: Preset, unconditional: ModelPatcher | None = None, model: ModelPatcher | None = None) -> str:
     """What a preset does and which checkpoint it is made for, in a line; with a warning where a model is not used.
 
     Args:
         preset: the preset.
         unconditional: the model that is connected for the presets that guide.
+        model: the one that it guides.
     """
     runs = [(scale, len(list(steps))) for scale, steps in groupby(preset.guidance)]
     guided = " then ".join(f"{count} at guidance {scale:g}" for scale, count in runs)
     line = f"{preset.name}: {guided}, made for {preset.checkpoint} and poor on others"
     if unconditional is not None and not preset.needs_unconditional:
         line += f"; WARNING: the unconditional model is connected and not used, {preset.name} runs one model"
+    if unconditional is not None and model is not None and preset.needs_unconditional:
+        first, second = quality_of(model), quality_of(unconditional)
+        if first != second:
+            line += f"; WARNING: both models run at the first one's fusion quality, {first}, not at {second}"
     return line
 
 

@@ -20,7 +20,7 @@ from ...checkpoint.folder import CheckpointFolder, model_file
 from ...checkpoint.header import Header, read_header
 from ...checkpoint.inspection import Checkpoint, inspect_checkpoint
 from ...checkpoint.shards import find_shards
-from ...checkpoint.values import refuse_bad_values
+from ...checkpoint.values import refuse_bad_values, refuse_empty_end
 from .memory import is_out_of_memory
 
 _DOWNLOAD_AGAIN = "Download this folder again."
@@ -71,6 +71,7 @@ def load_transformer(
         model = Ideogram4Transformer2DModel(**dimensions.as_config())
         replace_norms(model)
     weights = strip_prefix(read_tensors(checkpoint.header, device), checkpoint.layout.prefix)
+    refuse_empty_end(checkpoint.header.paths)
     refuse_bad_values(file, weights)
     # Row-wise fp8 stands for bfloat16 numbers, whatever computes with them.
     stored = torch.bfloat16 if checkpoint.layout.weights == "fp8_row_wise" else dtype
@@ -115,6 +116,10 @@ def load_vae(folder: Path, device: torch.device, dtype: torch.dtype = torch.bflo
             output_loading_info=True,
         )
     refuse_missing(folder, "VAE", set(report["missing_keys"]) - {_BATCH_COUNT})
+    # A CPU's convolutions in bfloat16 are fast with the channels last alone: the demo's picture decodes in 2 s on two
+    # cores, and in 69 s with its channels first.
+    if device.type == "cpu":
+        vae.to(memory_format=torch.channels_last)
     return vae.to(device).eval().requires_grad_(False)
 
 

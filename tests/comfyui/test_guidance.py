@@ -12,6 +12,7 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from comfy_extras.nodes_custom_sampler import Guider_DualModel
 from ideogram4_fusion.hosts.comfyui.guidance import StepGuider
+from ideogram4_fusion.hosts.comfyui.quality import set_quality
 from ideogram4_fusion.hosts.comfyui.sampling import make_guider, preset_sigmas, preset_status, sample
 from ideogram4_fusion.sampling.presets import PRESETS, Preset
 from ideogram4_fusion.sampling.schedule import sigmas
@@ -141,3 +142,13 @@ def test_a_status_names_the_checkpoint_and_warns_of_a_model_in_vain(
         assert "WARNING: the unconditional model is connected and not used" in preset_status(
             PRESETS[name], unconditional
         )
+
+
+def test_two_qualities_in_one_graph_are_told(model: ModelPatcher, unconditional: ModelPatcher) -> None:
+    """core runs both models with the options of the first."""
+    fused, _ = set_quality(model, "lossless")
+    line = preset_status(PRESETS["DEFAULT_20"], unconditional, fused)
+    assert line.endswith("WARNING: both models run at the first one's fusion quality, lossless, not at off")
+    both, _ = set_quality(unconditional, "lossless")
+    assert "WARNING" not in preset_status(PRESETS["DEFAULT_20"], both, fused)
+    assert "quality" not in preset_status(PRESETS["INSTANT_8"], unconditional, fused)
