@@ -1,4 +1,4 @@
-# make demo   a comparison of two qualities, rendered headless: on the CPU with a tiny checkpoint, or
+# make demo   a comparison of two qualities, rendered headless with the small model of demo_model/, on a CPU too; or
 #             make demo CHECKPOINT=folder PRESET=FAST_20 PROMPT='{...}' WIDTH=1024 HEIGHT=1024 SEED=0 on a GPU
 # make test   every test, the type checker and the linter; with a real ComfyUI where one is found
 # make bench  on an NVIDIA GPU: kernels, steps and generations into benchmarks/results/, and the README's tables; or

@@ -30,6 +30,14 @@ from .examples import held_out
 from .posters import KINDS, REACH, SIDE, Box, Poster, Shape
 from .sample import Sampler, read_sheet
 
+MEASURED = {
+    "background": "share of the pictures whose edges have the colours that the caption names",
+    "shapes": "share of the pictures with every shape of the caption, of its kind and colour; place and size are free",
+    "word": "share of the pictures whose word is read to the letter",
+    "letters": "mean share of a word's letters that are read in their places",
+    "drawn": "the same of the posters themselves: what the measure can reach",
+}
+
 _BAND = 6  # pixels along the edges, where there is only background
 _LIKENESS = 0.7  # intersection over union of a shape and its best outline; less is no recognisable shape
 _SMALLEST = 150  # pixels of a shape
@@ -127,7 +135,9 @@ def main() -> None:
     drawn = ((draw(as_rows(posters)) + 1.0) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1)
     result: dict[str, Any] = {
         "preset": options.preset,
-        "captions": len(captioned),
+        "captions": f"{len(captioned)}, held out",
+        "measured": MEASURED,
+        "rendered_in": "this run" if options.pictures is None else f"the run that wrote {options.pictures.name}",
         "origin": record.origin(device),
         "rendered": figures(pictures, posters),
         "drawn": figures(drawn, posters),

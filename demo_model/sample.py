@@ -72,7 +72,8 @@ def save_sheet(pictures: Tensor, path: Path, columns: int) -> None:
     sheet = torch.zeros(rows * columns, SIDE, SIDE, 3, dtype=torch.uint8)
     sheet[:count] = pictures
     sheet = sheet.view(rows, columns, SIDE, SIDE, 3).transpose(1, 2).reshape(rows * SIDE, columns * SIDE, 3)
-    Image.fromarray(sheet.numpy()).save(path, optimize=True)
+    # With `optimize` it takes 25 times as long, a minute for 200 pictures, and is a fifth smaller.
+    Image.fromarray(sheet.numpy()).save(path, compress_level=3)
 
 
 def read_sheet(path: Path, count: int) -> Tensor:

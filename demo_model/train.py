@@ -4,8 +4,10 @@
 
 Made for one NVIDIA H200 and a limit of ten minutes: --seconds is the time for everything, of which all is the
 transformer's that the rest does not take. With --start-from, the checkpoint of an earlier leg, the text encoder and the
-VAE stay as they are and its transformer is trained on; give each leg another seed. OUTPUT gets checkpoint/, state/ (its
-float32 weights), two tar files of the former, train.json, and the pictures that `measure` reads.
+VAE stay as they are and its transformer is trained on from its fp8 weights, through whose rounding it was trained. Give
+each leg another seed. OUTPUT gets checkpoint/, state/ (float32 weights), two tar files of the former and train.json,
+all of it before the first picture is drawn; then the pictures that `measure` reads, except of a preset whose time would
+end after --seconds.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class Training:
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.log: dict[str, Any] = {
             "origin": record.origin(self.device),
-            "options": {name: str(value) for name, value in vars(options).items()},
+            "options": {
+                name: value.name if isinstance(value, Path) else str(value) for name, value in vars(options).items()
+            },
             "seconds": {},
         }
 
@@ -74,8 +78,9 @@ class Training:
         else:
             shutil.copytree(self.options.start_from, self.folder.root, dirs_exist_ok=True)
         self._make_transformer(self._examples(captioned, rows))
-        self._sample()
         self._pack()
+        self._done("archives")
+        self._sample()
         self._done("all")
 
     def _make_autoencoder(self, rows: Tensor) -> None:
@@ -114,18 +119,25 @@ class Training:
         """Renders what `measure` looks at: the held-out captions."""
         captioned = held_out()[: self.options.pictures]
         captions = [each.caption for each in captioned]
-        drawn = draw(as_rows([each.poster for each in captioned]))
+        text = json.dumps(captions, indent=1, ensure_ascii=False)
+        (self.output / "captions.json").write_text(text + "\n", encoding="utf-8")
+        rows = as_rows([each.poster for each in captioned])
+        drawn = draw(rows.to(self.device)).cpu()  # a CPU takes ten seconds for them
         boxed = torch.tensor([each.poster.boxed for each in captioned])
         sampler = Sampler(self.folder.root, self.device)
+        a_step = 0.0  # seconds, of the preset before, everything included
         for name in SHEETS:
+            start, steps = time.perf_counter(), PRESETS[name].steps
+            if start + steps * a_step > self.start + self.options.seconds:
+                print(f"{name}: left out, the time is over", flush=True)
+                continue
             pictures = sampler.render(captions, PRESETS[name])
             error = pictures.permute(0, 3, 1, 2) / 127.5 - 1.0 - drawn
             psnr = -10.0 * torch.log10(error.square().mean((1, 2, 3)) / 4.0)
             self.log[name] = {"psnr_db_to_drawn": psnr.median().item(), "boxed": psnr[boxed].median().item()}
             save_sheet(pictures, self.output / f"{name}.png", SHEET_COLUMNS)
             self._done(name)
-        text = json.dumps(captions, indent=1, ensure_ascii=False)
-        (self.output / "captions.json").write_text(text + "\n", encoding="utf-8")
+            a_step = (time.perf_counter() - start) / steps
 
     def _pack(self) -> None:
         """Two archives, so that neither is large: the transformer and all the rest."""
@@ -154,7 +166,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--seconds", type=float, default=500.0, help="for all of it; default: %(default)s")
     parser.add_argument("--autoencoder-seconds", type=float, default=130.0, help="of them; default: %(default)s")
-    parser.add_argument("--ending-seconds", type=float, default=40.0, help="left for sampling; default: %(default)s")
+    parser.add_argument("--ending-seconds", type=float, default=40.0, help="left for pictures; default: %(default)s")
     parser.add_argument("--posters", type=int, default=98_304, help="in the training set; default: %(default)s")
     parser.add_argument("--batch", type=int, default=256, help="the transformer's; default: %(default)s")
     parser.add_argument("--autoencoder-batch", type=int, default=16, help="default: %(default)s")

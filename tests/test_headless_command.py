@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from ideogram4_fusion.fusion.fusion import QUALITIES
-from ideogram4_fusion.hosts.diffusers.command import main
+from ideogram4_fusion.hosts.diffusers import compare
+from ideogram4_fusion.hosts.diffusers.command import DEMO_CHECKPOINT, main
 from ideogram4_fusion.hosts.diffusers.default_prompt import DEFAULT_PROMPT
+from ideogram4_fusion.hosts.diffusers.settings import Settings, SettingsError
 from ideogram4_fusion.hosts.diffusers.tiny_checkpoint import write_tiny_checkpoint
 from PIL import Image
 
@@ -33,10 +35,26 @@ sys.exit(main())
 
 @pytest.fixture(autouse=True)
 def restored_threads() -> Iterator[None]:
-    """The command takes one thread for its tiny checkpoint."""
+    """The command takes one thread for the demo's checkpoint."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+def test_no_kernel_is_imported_before_the_device_is_chosen() -> None:
+    """By TRITON_INTERPRET they decide how many rows a program takes: set too late, the demo takes ten minutes."""
+    loaded = "print(*sorted(name for name in sys.modules if 'kernels' in name or name == 'triton'))"
+    code = RUN.replace("sys.exit(main())", loaded)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert not [name for name in done.stdout.split() if name.startswith(("triton", "ideogram4_fusion.kernels"))]
 
 
 def test_command_end_to_end_on_the_cpu(tmp_path: Path) -> None:
@@ -55,7 +73,7 @@ def test_command_end_to_end_on_the_cpu(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[0] == report["verdict"]
     # The kernels ran, interpreted: without TRITON_INTERPRET set in time the verdict would be NOT COMPARED.
     assert report["verdict"].startswith(("IDENTICAL", "CLOSE"))
-    assert "high: 2/2 blocks" in done.stdout and "high: 2/2 blocks" in report["b"]["status"]
+    assert "high: 6/6 blocks" in done.stdout and "high: 6/6 blocks" in report["b"]["status"]
     assert "interpreted" in report["b"]["note"]
     assert (report["preset"], report["width"], report["height"], report["seed"]) == ("INSTANT_8", 64, 48, 7)
     assert report["prompt"] == "a red cat"
@@ -103,11 +121,32 @@ def test_guided_preset_without_its_transformer_is_refused(
 
 
 def test_guided_preset_runs_on_the_tiny_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    size = ("--width", "64", "--height", "48")
-    assert main(["--preset", "TURBO_12", "--qualities", "off", "off", *size, "--output", str(tmp_path)]) == 0
+    write_tiny_checkpoint(tmp_path / "tiny")
+    arguments = ["--checkpoint", str(tmp_path / "tiny"), "--output", str(tmp_path), "--width", "64", "--height", "48"]
+    assert main(["--preset", "TURBO_12", "--qualities", "off", "off", *arguments]) == 0
     assert capsys.readouterr().out.startswith("IDENTICAL")
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert (report["preset"], len(report["a"]["seconds_per_step"])) == ("TURBO_12", 12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "side"),
+    [((), 256), (("--checkpoint", str(DEMO_CHECKPOINT)), 256), (("--checkpoint", "elsewhere"), 1024)],
+)
+def test_the_default_size_is_the_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], side: int
+) -> None:
+    asked: list[tuple[Path, Settings]] = []
+
+    def stop(root: Path, settings: Settings, *_: object) -> None:
+        asked.append((root, settings))
+        raise SettingsError("seen")
+
+    monkeypatch.setattr(compare, "compare_qualities", stop)
+    assert main([*arguments, "--output", str(tmp_path)]) == 2
+    ((root, settings),) = asked
+    assert root == (Path(arguments[1]) if arguments else DEMO_CHECKPOINT)
+    assert (settings.width, settings.height) == (side, side)
 
 
 def test_bad_size_or_seed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,14 +189,10 @@ def test_every_quality_is_offered(quality: str, tmp_path: Path, capsys: pytest.C
 def test_default_prompt_is_a_caption_in_the_models_form() -> None:
     caption = json.loads(DEFAULT_PROMPT)
     assert json.dumps(caption, ensure_ascii=False, separators=(",", ":")) == DEFAULT_PROMPT
-    assert list(caption) == ["high_level_description", "style_description", "compositional_deconstruction"]
-    assert list(caption["style_description"]) == ["aesthetics", "lighting", "medium", "art_style", "color_palette"]
+    assert list(caption) == ["high_level_description", "compositional_deconstruction"]
     assert list(caption["compositional_deconstruction"]) == ["background", "elements"]
-    order = {
-        "obj": ["type", "bbox", "desc", "color_palette"],
-        "text": ["type", "bbox", "text", "desc", "color_palette"],
-    }
+    keys = {"obj": ["type", "bbox", "desc"], "text": ["type", "bbox", "text", "desc"]}
     for element in caption["compositional_deconstruction"]["elements"]:
-        assert list(element) == [key for key in order[element["type"]] if key in element]
+        assert list(element) == keys[element["type"]]
         top, left, bottom, right = element["bbox"]
         assert 0 <= top < bottom <= 1000 and 0 <= left < right <= 1000

@@ -15,13 +15,19 @@ import torch
 from ...checkpoint.errors import CheckpointError
 from ...comparison.images import eight_bit
 from ...comparison.report import as_dict, text
-from ...fusion.fusion import HIGH, LOSSLESS
 from ...sampling.presets import PRESETS
 from .default_prompt import DEFAULT_PROMPT
 from .memory import is_out_of_memory
 from .settings import Settings, SettingsError
 
-_TINY_SIDE, _SIDE = 256, 1024  # pixels
+# Part of a clone, and of no package.
+DEMO_CHECKPOINT = Path(__file__).resolve().parents[2] / "demo_model" / "checkpoint"
+
+# Those of fusion.fusion, which must not be imported before `_device`: kernels/rows.py decides by the variable set there
+# how many rows a program takes, and with one each the interpreter needs ten times as long.
+_QUALITIES = ("off", "lossless", "high")
+
+_DEMO_SIDE, _SIDE = 256, 1024  # pixels; the demo's model has seen no other size
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,20 +60,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint",
         type=Path,
+        default=DEMO_CHECKPOINT,
         metavar="DIR",
-        help="a checkpoint folder in the official layout; without it, a tiny untrained one is made",
+        help="a checkpoint folder in the official layout; default: the demo's own, which draws posters",
     )
     parser.add_argument("--preset", choices=PRESETS, default="INSTANT_8", help="default: %(default)s")
     parser.add_argument("--prompt", default=DEFAULT_PROMPT, help="text or a JSON caption; default: a JSON caption")
-    side = f"pixels, a multiple of 16; default: {_SIDE}, without --checkpoint {_TINY_SIDE}"
+    side = f"pixels, a multiple of 16; default: {_SIDE}, without --checkpoint {_DEMO_SIDE}"
     parser.add_argument("--width", type=int, help=side)
     parser.add_argument("--height", type=int, help=side)
     parser.add_argument("--seed", type=int, default=0, help="of the noise; default: %(default)s")
     parser.add_argument(
         "--qualities",
         nargs=2,
-        choices=("off", LOSSLESS, HIGH),
-        default=(LOSSLESS, HIGH),
+        choices=_QUALITIES,
+        default=_QUALITIES[1:],
         metavar=("A", "B"),
         help="two of off, lossless and high; default: lossless high",
     )
@@ -79,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    side = _TINY_SIDE if arguments.checkpoint is None else _SIDE
+    checkpoint: Path = arguments.checkpoint.expanduser()
+    is_demo = checkpoint.resolve() == DEMO_CHECKPOINT
+    side = _DEMO_SIDE if is_demo else _SIDE
     settings = Settings(
         prompt=arguments.prompt,
         preset=PRESETS[arguments.preset],
@@ -91,20 +100,16 @@ def _run(arguments: argparse.Namespace) -> None:
     output: Path = arguments.output.expanduser()
     output.mkdir(parents=True, exist_ok=True)
 
-    # Only now: they import diffusers, which imports Triton, which reads the variable that `_device` sets.
+    # Only now: they import the kernels and Triton, which read the variable that `_device` sets.
     from transformers.utils.logging import disable_progress_bar
 
     from .compare import compare_qualities
 
-    checkpoint: Path | None = arguments.checkpoint and arguments.checkpoint.expanduser()
-    if checkpoint is None:
-        from .tiny_checkpoint import write_tiny_checkpoint
-
-        checkpoint = output / "tiny_checkpoint"
-        _progress(f"no --checkpoint: a tiny untrained one is made in {checkpoint}, whose pictures mean nothing")
-        write_tiny_checkpoint(checkpoint)
-        torch.set_num_threads(1)  # more would only wait for each other over so little work
     disable_progress_bar()
+    if is_demo and device.type == "cpu":
+        # Two gain little over work this small, and beside another busy process they wait for each other: one render
+        # that takes 14 s alone took 84 s so, and 29 s with one thread.
+        torch.set_num_threads(1)
     with warnings.catch_warnings():
         # diffusers' calls into transformers, by names that it is about to drop: nothing a user can act on.
         warnings.simplefilter("ignore", FutureWarning)

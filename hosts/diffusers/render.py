@@ -17,8 +17,9 @@ from .load import Models
 from .pipeline import EncodedPipeline, encoded_pipeline
 from .settings import Settings
 
-# The first step proves the chains beside stock, the second is the first to run the kernels alone.
-_WARM_UP_STEPS = 2
+# The first step proves the chains beside stock, the second is the first to run the kernels alone; where they are
+# interpreted, there is nothing to get warm.
+_WARM_UP_STEPS, _INTERPRETED_WARM_UP_STEPS = 2, 1
 
 _INTERPRETED = "the kernels were interpreted on the CPU: these times say nothing about a GPU"
 
@@ -74,50 +75,26 @@ class Renderer:
         return None if self.fusion is None else self.fusion.unfused_reason(self.models.transformer)
 
     def warm_up(self) -> None:
-        """A short render whose result is thrown away: it compiles the kernels and proves the chains."""
+        """A short render whose result is thrown away: it compiles the kernels and proves the chains.
+
+        On a GPU it decodes as well, where the first decoding of a size takes longer than the second.
+        """
         preset = self.settings.preset
-        steps = min(_WARM_UP_STEPS, preset.steps)
-        self._run(
-            dataclasses.replace(
-                self.settings, preset=dataclasses.replace(preset, steps=steps, guidance=preset.guidance[:steps])
-            )
-        )
+        on_gpu = self.device.type == "cuda"
+        steps = min(_WARM_UP_STEPS if on_gpu else _INTERPRETED_WARM_UP_STEPS, preset.steps)
+        short = dataclasses.replace(preset, steps=steps, guidance=preset.guidance[:steps])
+        self._denoise(dataclasses.replace(self.settings, preset=short), decode=on_gpu)
 
     def render(self) -> Rendering:
         """The whole preset; the time covers denoising and decoding, not the encoding of the prompt."""
-        return self._run(self.settings)
-
-    def _run(self, settings: Settings) -> Rendering:
-        preset = settings.preset
-        times: list[float] = []
-        latents: list[torch.Tensor] = []
-
-        def after_step(_: EncodedPipeline, step: int, __: torch.Tensor, tensors: dict[str, Any]) -> dict[str, Any]:
-            times.append(self._now())
-            if step == preset.steps - 1:
-                latents.append(tensors["latents"])
-            return {}
-
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         start = self._now()
-        image = self.pipeline(
-            settings.prompt,
-            height=settings.height,
-            width=settings.width,
-            num_inference_steps=preset.steps,
-            guidance_schedule=list(preset.guidance),
-            mu=preset.mu,
-            std=preset.std,
-            max_sequence_length=self.pipeline.conditioning.text_tokens,
-            latents=self._noise(settings),
-            output_type="pt",
-            callback_on_step_end=after_step,
-        ).images
+        image, latents, times = self._denoise(self.settings, decode=True)
         end = self._now()
         return Rendering(
             image.permute(0, 2, 3, 1).cpu(),
-            latents[0].cpu(),
+            latents.cpu(),
             tuple(self.pipeline.scheduler.sigmas.tolist()),
             Render(
                 quality=self.quality,
@@ -128,6 +105,33 @@ class Renderer:
                 note=_INTERPRETED if self.fusion is not None and self.device.type == "cpu" else None,
             ),
         )
+
+    def _denoise(self, settings: Settings, decode: bool) -> tuple[torch.Tensor, torch.Tensor, list[float]]:
+        """The picture [1, 3, H, W] in 0..1 or, not decoded, latents; the last latents; and when each step ended."""
+        preset = settings.preset
+        times: list[float] = []
+        latents: list[torch.Tensor] = []
+
+        def after_step(_: EncodedPipeline, step: int, __: torch.Tensor, tensors: dict[str, Any]) -> dict[str, Any]:
+            times.append(self._now())
+            if step == preset.steps - 1:
+                latents.append(tensors["latents"])
+            return {}
+
+        image = self.pipeline(
+            settings.prompt,
+            height=settings.height,
+            width=settings.width,
+            num_inference_steps=preset.steps,
+            guidance_schedule=list(preset.guidance),
+            mu=preset.mu,
+            std=preset.std,
+            max_sequence_length=self.pipeline.conditioning.text_tokens,
+            latents=self._noise(settings),
+            output_type="pt" if decode else "latent",
+            callback_on_step_end=after_step,
+        ).images
+        return image, latents[0], times
 
     def _noise(self, settings: Settings) -> torch.Tensor:
         """[1, I, channels] float32, drawn on the CPU so that every device starts from the same."""

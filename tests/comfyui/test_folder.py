@@ -24,7 +24,9 @@ from ideogram4_fusion.sampling.presets import PRESETS
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("diffusers")
+from ideogram4_fusion.hosts.diffusers.command import DEMO_CHECKPOINT
 from ideogram4_fusion.hosts.diffusers.conditioning import encode
+from ideogram4_fusion.hosts.diffusers.default_prompt import DEFAULT_PROMPT
 from ideogram4_fusion.hosts.diffusers.load import load_models
 from ideogram4_fusion.hosts.diffusers.render import Renderer, Rendering
 from ideogram4_fusion.hosts.diffusers.settings import Settings
@@ -108,6 +110,17 @@ def test_the_picture_is_the_headless_one(tiny: Path, preset: str, choice: str) -
     assert expected.image.std() > 0.05
     assert found.psnr_db is not None and found.psnr_db >= LIKE, found.psnr_db
     print(f"{preset}, {choice}: {found.psnr_db:.1f} dB in fp32")
+
+
+@on_the_cpu
+def test_the_demos_picture_is_the_headless_one() -> None:
+    """The same of trained weights, at the size and with the caption of `make demo`."""
+    asked = Settings(DEFAULT_PROMPT, PRESETS["INSTANT_8"], 256, 256, 0)
+    expected = headless(DEMO_CHECKPOINT, asked, torch.float32)
+    found = compare(expected.image, in_comfyui(load_folder(DEMO_CHECKPOINT, "fp8"), asked))
+    assert expected.image.std() > 0.05
+    assert found.psnr_db is not None and found.psnr_db >= LIKE, found.psnr_db
+    print(f"demo: {found.psnr_db:.1f} dB in fp32")
 
 
 @on_the_cpu
