@@ -51,7 +51,8 @@ class Mount:
         self.block_count = len(structure.blocks)
         self._chains = chains
         self._runners = {name: partial(_run, chain, ledger) for name, chain in chains.items()}
-        self.fp8 = Fp8Inputs(host.emission, self.run, ledger, pieces)
+        # Not `self.run`: a cycle would keep a model's weights until the collector comes.
+        self.fp8 = Fp8Inputs(host.emission, self._runners.__getitem__, ledger, pieces)
         self._sites: tuple[tuple[tuple[str, ...], tuple[Site, ...]], ...] = (
             (BLOCK_CHAINS, tuple(BlockSite(b, self, structure.signature) for b in structure.blocks)),
             ((SILU_MUL,), tuple(FeedForwardSite(b.feed_forward, self) for b in structure.blocks)),
