@@ -29,7 +29,10 @@ FROZEN: dict[str, tuple[list[str], list[str]]] = {
     ),
     "Ideogram4Fusion_LoadLora": (["model", "lora_name", "strength_model"], ["MODEL", "STRING"]),
     "Ideogram4Fusion_RawTextTaps": (["clip"], ["CLIP", "STRING"]),
-    "Ideogram4Fusion_FusionQuality": (["model", "quality"], ["MODEL", "STRING"]),
+    "Ideogram4Fusion_FusionQuality": (
+        ["model", "quality", "attention", "fast_accumulation", "row_wise_fp8", "unproven_chains"],
+        ["MODEL", "STRING"],
+    ),
     "Ideogram4Fusion_Preset": (
         ["model", "positive", "latent_image", "preset", "unconditional_model"],
         ["GUIDER", "SAMPLER", "SIGMAS", "STRING"],
