@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler
 from safetensors.torch import load_file, save_file
 
 from ..checkpoint.completeness import linear_shapes
-from ..checkpoint.convert import StateDict, to_fused_names
-from ..hosts.diffusers.tiny_checkpoint import quantise_row_wise
+from ..checkpoint.convert import to_fused_names
+from ..hosts.diffusers.tiny_checkpoint import write_part
 from .autoencoder import new_autoencoder
 from .text_encoder import random_weights, text_config
 from .tokenizer import make_tokenizer
@@ -52,7 +52,7 @@ def write_text_parts(folder: Path) -> None:
     _write_json(settings, {**json.loads(settings.read_text(encoding="utf-8")), "tokenizer_class": _TOKENIZER_CLASS})
     config = text_config(len(tokenizer))
     weights, linears = random_weights(config, tokenizer)
-    _write(folder / "text_encoder", "model.safetensors", weights, linears, config.to_dict())
+    write_part(folder / "text_encoder", "model.safetensors", weights, linears, config.to_dict())
     FlowMatchEulerDiscreteScheduler().save_pretrained(folder / "scheduler")
 
 
@@ -70,17 +70,7 @@ def write_transformer(folder: Path, weights: Mapping[str, torch.Tensor]) -> None
     """transformer/, of weights under diffusers' names: fused, its Linears row-wise fp8, the rest bfloat16."""
     fused = to_fused_names({name: weight.float().cpu() for name, weight in weights.items()})
     config = {"_class_name": "Ideogram4Transformer2DModel", **DIMENSIONS.as_config()}
-    _write(folder / "transformer", _DIFFUSERS_FILE, fused, linear_shapes(DIMENSIONS, "fused"), config)
-
-
-def _write(folder: Path, file: str, tensors: StateDict, linears: Collection[str], config: Mapping[str, Any]) -> None:
-    stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
-    for module in linears:
-        name = f"{module}.weight"
-        stored[name], stored[f"{name}_scale"] = quantise_row_wise(tensors[name])
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(stored, folder / file)
-    _write_json(folder / "config.json", config)
+    write_part(folder / "transformer", _DIFFUSERS_FILE, fused, linear_shapes(DIMENSIONS, "fused"), config)
 
 
 def _write_json(file: Path, value: Mapping[str, Any]) -> None:

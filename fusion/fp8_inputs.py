@@ -76,13 +76,15 @@ class Fp8Inputs:
     def emitted(self, data: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> Emitted:
         """Hidden states [..., K] that a kernel wrote in fp8, contiguous, and the scales [...] where it wrote some."""
         assert self._emission is not None  # written only where a Linear takes it
-        fast = self._pieces.fast_accumulation and not self._comparing
         if isinstance(data, tuple):
             rows, scale = data
             scale = scale.view(-1, 1)
         else:
             rows, scale = data, self._unit(data.device)
-        return Emitted(rows.view(-1, rows.shape[-1]), rows.shape[:-1], self._emission, scale, fast)
+        return Emitted(rows.view(-1, rows.shape[-1]), rows.shape[:-1], self._emission, scale, self._fast())
+
+    def _fast(self) -> bool:
+        return self._pieces.fast_accumulation and not self._comparing
 
     def _unit(self, device: torch.device) -> torch.Tensor:
         unit = self._units.get(device)
@@ -110,7 +112,7 @@ class Fp8Inputs:
             return x
         known = self._shared.get(id(x))
         if known is not None and known[0] is x:
-            return known[1]._replace(fast=self._pieces.fast_accumulation and not self._comparing)
+            return known[1]._replace(fast=self._fast())
         emitted = self.spare(linear, x)
         if isinstance(emitted, Emitted):
             self._shared[id(x)] = x, emitted

@@ -61,9 +61,14 @@ def fp8_scaled(weights: StateDict) -> StateDict:
 
 
 def legacy_scaled(weights: StateDict) -> StateDict:
-    """The same as files were marked before: scale_weight, input scales of 1, and scaled_fp8."""
+    """The same as files were marked before."""
+    return as_legacy(fp8_scaled(weights))
+
+
+def as_legacy(scaled: StateDict) -> StateDict:
+    """Per-tensor fp8 with comfy_quant -> as it was marked before: scale_weight, input scales of 1, and scaled_fp8."""
     stored: StateDict = {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
-    for name, tensor in fp8_scaled(weights).items():
+    for name, tensor in scaled.items():
         if name.endswith(".weight_scale"):
             stored[name.replace(".weight_scale", ".scale_weight")] = tensor
             stored[name.replace(".weight_scale", ".scale_input")] = torch.ones(())

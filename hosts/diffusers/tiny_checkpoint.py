@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def _write_transformer(folder: Path, generator: torch.Generator) -> None:
     for name, shape in other_shapes(DIMENSIONS, "fused").items():
         tensors[name] = float("norm" in name) + 0.1 * torch.randn(shape, generator=generator)
     config = {"_class_name": "Ideogram4Transformer2DModel", **DIMENSIONS.as_config()}
-    _write(folder, _DIFFUSERS_FILE, tensors, list(shapes), config)
+    write_part(folder, _DIFFUSERS_FILE, tensors, list(shapes), config)
 
 
 def _write_text_encoder(folder: Path, generator: torch.Generator) -> None:
@@ -92,7 +92,7 @@ def _write_text_encoder(folder: Path, generator: torch.Generator) -> None:
         elif name.endswith(("o_proj.weight", "down_proj.weight")):
             tensor /= math.sqrt(2 * _TEXT_LAYERS)  # keeps the sum over all residual branches near one
     tensors["language_model.embed_tokens.weight"] *= math.sqrt(_TEXT_WIDTH)
-    _write(folder, "model.safetensors", tensors, linears, config.to_dict())
+    write_part(folder, "model.safetensors", tensors, linears, config.to_dict())
 
 
 def _text_config() -> Qwen3VLConfig:
@@ -154,7 +154,9 @@ def _smooth(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     return 2.0 * _random(shape[:2], generator)[:, :, None, None] * torch.outer(window, window)
 
 
-def _write(folder: Path, file: str, tensors: StateDict, linears: list[str], config: Mapping[str, Any]) -> None:
+def write_part(
+    folder: Path, file: str, tensors: StateDict, linears: Collection[str], config: Mapping[str, Any]
+) -> None:
     """Writes the weights of `linears` as row-wise fp8, the other tensors as bfloat16, the config beside them."""
     stored = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
     for module in linears:

@@ -20,6 +20,7 @@ import pytest
 import torch
 from ideogram4_fusion.checkpoint.errors import CheckpointError
 from ideogram4_fusion.hosts.comfyui.load import describe_file, load_diffusion_model
+from ideogram4_fusion.tests.exact import as_legacy
 from ideogram4_fusion.tests.tiny import (
     StateDict,
     dequantise,
@@ -43,15 +44,7 @@ def cast(dtype: torch.dtype) -> Callable[[StateDict], StateDict]:
 
 
 def legacy_scaled(weights: StateDict) -> StateDict:
-    """Per-tensor fp8 as it was marked before comfy_quant; input scales of 1 are in those files too."""
-    tensors: StateDict = {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
-    for name, tensor in quantise_scaled(weights).items():
-        if name.endswith(".weight_scale"):
-            tensors[name.replace(".weight_scale", ".scale_weight")] = tensor
-            tensors[name.replace(".weight_scale", ".scale_input")] = torch.ones(())
-        elif not name.endswith(".comfy_quant"):
-            tensors[name] = tensor
-    return tensors
+    return as_legacy(quantise_scaled(weights))
 
 
 # Layout -> what the file holds, and the dtype in which its scales meet its weights.
