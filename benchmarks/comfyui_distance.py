@@ -6,10 +6,11 @@
 Run it like comfyui_comparison, on a GPU. FOLDER is a checkpoint in the official layout, the demo's by default; its
 transformer is measured as it is, kept in row-wise fp8, and written as Comfy-Org's fp8_scaled.
 
-For each variant: PSNR and SSIM of the decoded pictures against `lossless`, one for each caption; and the velocity at
-the noise levels of a preset, along the way that `lossless` takes, as relative L2 error against `lossless` and against
-the same weights in fp32. With random weights of the official size and one block, the velocity alone, at one noise
-level: there an error is still the block's own.
+For each variant: PSNR and SSIM of the decoded pictures against `lossless`, one for each caption; the drift, how far its
+latent is from that of `lossless` after each step, both on their own way; and the velocity at the noise levels of a
+preset, along the way that `lossless` takes, against `lossless` and against the same weights in fp32. Drift and velocity
+are relative L2 errors. With random weights of the official size and one block, the velocity alone, at one noise level:
+there an error is still the block's own.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ VARIANTS = {
     "unproven chains": Pieces(STOCK, False, False, True),
     "high": Pieces(CUDNN, ALL.fast_accumulation, ALL.row_wise_fp8, ALL.unproven_chains),
 }
+# What the model is asked at, and its noise level, in every step; then where the last one ends, at 0.
+Way = list[tuple[torch.Tensor, float]]
+
 BATCH = 8
 CAPTIONS_SEED = 30_000
 FOLLOWED = 2  # batches whose velocities are taken
@@ -135,20 +139,18 @@ def _pictures(
     from ..hosts.comfyui.quality import status
 
     variants = _variants(model)
-    ways: list[list[tuple[torch.Tensor, float]]] = []
+    ways: dict[str, list[Way]] = defaultdict(list)
     pictures: dict[str, list[torch.Tensor]] = defaultdict(list)
     for name, variant in variants.items():
         for number, features in enumerate(batches):
-            way: list[tuple[torch.Tensor, float]] = []
-            latent = _render(variant, features, preset, number, way)
+            latent, way = _render(variant, features, preset, number)
             pictures[name] += list(vae.decode(latent).float().cpu().split(1))
-            if name == "lossless":
-                ways.append(way)
-    followed = list(zip(ways[:FOLLOWED], batches, strict=False))
-    reference = [[_velocity(variants["lossless"], *at, features) for at in way] for way, features in followed]
-    true = [[_velocity(exact, *at, features) for at in way] for way, features in followed]
+            ways[name].append(way)
+    followed = list(zip(ways["lossless"][:FOLLOWED], batches, strict=False))
+    reference = [[_velocity(variants["lossless"], *at, features) for at in way[:-1]] for way, features in followed]
+    true = [[_velocity(exact, *at, features) for at in way[:-1]] for way, features in followed]
     for name, variant in variants.items():
-        ours = [[_velocity(variant, *at, features) for at in way] for way, features in followed]
+        ours = [[_velocity(variant, *at, features) for at in way[:-1]] for way, features in followed]
         compared = [compare(a, b) for a, b in zip(pictures[name], pictures["lossless"], strict=True)]
         yield {
             "variant": name,
@@ -157,15 +159,19 @@ def _pictures(
             "ssim": _spread([m.ssim for m in compared]),
             "identical": sum(m.differing == 0 for m in compared),
             "captions": len(compared),
+            "drift_from_lossless": _errors(_latents(ways[name]), _latents(ways["lossless"])),
             "velocity_error_to_lossless": _errors(ours, reference),
             "velocity_error_to_fp32": _errors(ours, true),
         }
 
 
-def _render(
-    model: Any, features: torch.Tensor, preset_name: str, seed: int, way: list[tuple[torch.Tensor, float]]
-) -> torch.Tensor:
-    """The latent of a batch; `way` is given what the model was asked at, and the noise level, of every step."""
+def _latents(ways: Sequence[Way]) -> list[list[torch.Tensor]]:
+    """Of each batch, what every step made of it."""
+    return [[x for x, _ in way[1:]] for way in ways]
+
+
+def _render(model: Any, features: torch.Tensor, preset_name: str, seed: int) -> tuple[torch.Tensor, Way]:
+    """The latent of a batch as a VAE takes it, and its way."""
     import comfy.sample
 
     from ..hosts.comfyui.sampling import euler, find_preset, make_guider, preset_sigmas
@@ -175,13 +181,17 @@ def _render(
     levels = preset_sigmas(model, {"samples": start}, preset)
     guider = make_guider(model, [[features, {}]], preset, levels)
 
+    way: Way = []
+
     def callback(step: int, denoised: torch.Tensor, x: torch.Tensor, total: int) -> None:
-        way.append((x.clone(), float(levels[step])))
+        way.append((x.float().cpu(), float(levels[step])))
+        if step == total - 1:
+            way.append((denoised.float().cpu(), 0.0))  # where Euler's last step ends
 
     latent: torch.Tensor = guider.sample(
         comfy.sample.prepare_noise(start, seed), start, euler(), levels, callback=callback, disable_pbar=True, seed=seed
     )
-    return latent
+    return latent, way
 
 
 def _velocity(model: Any, x: torch.Tensor, sigma: float, features: torch.Tensor) -> torch.Tensor:

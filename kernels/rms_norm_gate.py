@@ -46,6 +46,43 @@ def decline(x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, gate: t
 
 
 @triton.jit
+def load_branch(branch_ptr, x_ptr, valid, columns, N: tl.constexpr, ROWS: tl.constexpr):
+    """The first pass: rows of the branch and of the residual into registers.
+
+    Args:
+        branch_ptr, x_ptr: [ROWS, 1, 1], where the rows begin.
+        valid: [ROWS, 1, 1], whether there is such a row.
+        columns: [1, LANES, VECTOR].
+
+    Returns:
+        The running totals of the branch's squares, [ROWS, LANES] fp32, and two tuples of tiles [ROWS, LANES, VECTOR]
+        as they are stored, zero beyond the row.
+    """
+    total = tl.zeros([ROWS, LANES], dtype=tl.float32)
+    tiles = ()
+    residuals = ()
+    for start in tl.static_range(0, N, TILE):
+        inside = valid & (start + columns < N) if start + TILE > N else valid
+        # Read once, so both may leave the cache first: weight and gate stay in it for the next row.
+        tile = tl.load(branch_ptr + start + columns, mask=inside, other=0.0, eviction_policy="evict_first")
+        total = add_squares(total, to_fp32(tile), ROWS)
+        tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
+        # Asked for here, the residual is on its way while the squares are added up.
+        residual = tl.load(x_ptr + start + columns, mask=inside, other=0.0, eviction_policy="evict_first")
+        residuals = residuals + (residual,)  # type: ignore[assignment]  # noqa: RUF005
+    return total, tiles, residuals
+
+
+@triton.jit
+def gate_tile(tile, residual, rstd, weights, gates, in_row, inside):
+    """One tile of the second pass: residual + bf16(gate * bf16(normed)), in fp32 and not rounded yet."""
+    weight = to_fp32(tl.load(weights, mask=in_row))
+    gate = to_fp32(tl.load(gates, mask=inside))
+    normed = round_bf16(weight * (rstd * to_fp32(tile)))
+    return to_fp32(residual) + round_bf16(gate * normed)
+
+
+@triton.jit
 def _rms_norm_gate_kernel(
     x_ptr,
     branch_ptr,
@@ -72,28 +109,16 @@ def _rms_norm_gate_kernel(
     out_ptr += row * N
     columns = tile_columns()
 
-    total = tl.zeros([ROWS, LANES], dtype=tl.float32)
-    tiles = ()
-    residuals = ()
-    for start in tl.static_range(0, N, TILE):
-        inside = valid & (start + columns < N) if start + TILE > N else valid
-        # Read once, so both may leave the cache first: weight and gate stay in it for the next row.
-        tile = tl.load(branch_ptr + start + columns, mask=inside, other=0.0, eviction_policy="evict_first")
-        total = add_squares(total, to_fp32(tile), ROWS)
-        tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
-        # Asked for here, the residual is on its way while the squares are added up.
-        residual = tl.load(x_ptr + start + columns, mask=inside, other=0.0, eviction_policy="evict_first")
-        residuals = residuals + (residual,)  # type: ignore[assignment]  # noqa: RUF005
+    total, tiles, residuals = load_branch(branch_ptr, x_ptr, valid, columns, N, ROWS)
     rstd = reciprocal_rms(total, eps, N, ROWS)
 
     for start in tl.static_range(0, N, TILE):
         inside = valid & (start + columns < N) if start + TILE > N else valid
-        weight = to_fp32(tl.load(weight_ptr + start + columns, mask=start + columns < N))
-        gate = to_fp32(tl.load(gate_ptr + start + columns, mask=inside))
-        x = to_fp32(residuals[start // TILE])
-        normed = round_bf16(weight * (rstd * to_fp32(tiles[start // TILE])))
+        tile, residual = tiles[start // TILE], residuals[start // TILE]
+        weights, gates = weight_ptr + start + columns, gate_ptr + start + columns
+        gated = gate_tile(tile, residual, rstd, weights, gates, start + columns < N, inside)
         # Streaming: 36.4 -> 34.5 us for 4352 tokens on an H200.
-        store_rounded(out_ptr + start + columns, x + round_bf16(gate * normed), inside, STREAMING)
+        store_rounded(out_ptr + start + columns, gated, inside, STREAMING)
 
 
 def prepare(

@@ -13,12 +13,11 @@ import triton.language as tl
 
 from .errors import KernelDeclined
 from .launch import Launch
-from .numerics import STREAMING, round_bf16, store_rounded, to_bf16, to_fp32
+from .numerics import STREAMING, to_bf16, to_fp32
 from .rms_norm_gate import decline as decline_gate
-from .rms_norm_gate import rms_norm_gate_reference
-from .rms_norm_modulate import rms_norm_modulate_reference
+from .rms_norm_gate import gate_tile, load_branch, rms_norm_gate_reference
+from .rms_norm_modulate import rms_norm_modulate_reference, store_modulated
 from .row_reduction import LANES, TILE, add_squares, reciprocal_rms, row_offset, tile_columns
-from .row_scaling import store_row_scaled
 from .rows import (
     ROWS_PER_PROGRAM,
     broadcast_strides,
@@ -104,48 +103,25 @@ def _rms_norm_gate_modulate_kernel(
     out_ptr += row * N
     columns = tile_columns()
 
-    total = tl.zeros([ROWS, LANES], dtype=tl.float32)
-    tiles = ()
-    residuals = ()
-    for start in tl.static_range(0, N, TILE):
-        inside = valid & (start + columns < N) if start + TILE > N else valid
-        # Read once, so both may leave the cache first: what modulates stays in it for the next row.
-        tile = tl.load(branch_ptr + start + columns, mask=inside, other=0.0, eviction_policy="evict_first")
-        total = add_squares(total, to_fp32(tile), ROWS)
-        tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 - Triton has no starred tuples
-        # Asked for here, the residual is on its way while the squares are added up.
-        residual = tl.load(x_ptr + start + columns, mask=inside, other=0.0, eviction_policy="evict_first")
-        residuals = residuals + (residual,)  # type: ignore[assignment]  # noqa: RUF005
+    total, tiles, residuals = load_branch(branch_ptr, x_ptr, valid, columns, N, ROWS)
     rstd = reciprocal_rms(total, eps, N, ROWS)
 
     total = tl.zeros([ROWS, LANES], dtype=tl.float32)
     gated_tiles = ()
     for start in tl.static_range(0, N, TILE):
         inside = valid & (start + columns < N) if start + TILE > N else valid
-        weight = to_fp32(tl.load(weight_ptr + start + columns, mask=start + columns < N))
-        gate = to_fp32(tl.load(gate_ptr + start + columns, mask=inside))
-        x = to_fp32(residuals[start // TILE])
-        normed = round_bf16(weight * (rstd * to_fp32(tiles[start // TILE])))
-        gated = tl.where(inside, to_bf16(x + round_bf16(gate * normed)), 0.0)
+        tile, residual = tiles[start // TILE], residuals[start // TILE]
+        weights, gates = weight_ptr + start + columns, gate_ptr + start + columns
+        gated = gate_tile(tile, residual, rstd, weights, gates, start + columns < N, inside)
+        gated = tl.where(inside, to_bf16(gated), 0.0)
         tl.store(gated_ptr + start + columns, gated, mask=inside, cache_modifier=STREAMING)
         total = add_squares(total, to_fp32(gated), ROWS)
         gated_tiles = gated_tiles + (gated,)  # type: ignore[assignment]  # noqa: RUF005
     rstd = reciprocal_rms(total, next_eps, N, ROWS)
 
-    products = ()
-    for start in tl.static_range(0, N, TILE):
-        inside = valid & (start + columns < N) if start + TILE > N else valid
-        weight = to_fp32(tl.load(next_weight_ptr + start + columns, mask=start + columns < N))
-        scale = to_fp32(tl.load(scale_ptr + start + columns, mask=inside))
-        normed = round_bf16(weight * (rstd * to_fp32(gated_tiles[start // TILE])))
-        product = normed * round_bf16(1.0 + scale)
-        if ROW_SCALED:
-            product = tl.where(inside, to_bf16(product), 0.0)
-            products = products + (product,)  # type: ignore[assignment]  # noqa: RUF005
-        else:
-            store_rounded(out_ptr + start + columns, product, inside, STREAMING)
-    if ROW_SCALED:
-        store_row_scaled(out_ptr, row_scales_ptr + row, valid, products, columns, N, TILE)
+    store_modulated(
+        out_ptr, row_scales_ptr + row, valid, gated_tiles, rstd, next_weight_ptr, scale_ptr, columns, N, ROW_SCALED
+    )
 
 
 def prepare(
