@@ -82,7 +82,7 @@ def run(file: Path, options: argparse.Namespace, output: Path) -> None:
     model = load_diffusion_model(file, "fp8")
     sides = {"off": model} | {quality: set_quality(model, quality)[0] for quality in options.qualities}
     alone = {f"high: {name}": set_quality(model, "high", pieces=PIECES[name])[0] for name in options.pieces}
-    checkpoint = record.checkpoint(file, describe_file(file))
+    checkpoint = record.checkpoint(file, describe_file(file, "fp8"))
     origin = record.origin(comfy.model_management.get_torch_device())
     steps: list[dict[str, Any]] = []
     generations: list[dict[str, Any]] = []

@@ -1,8 +1,9 @@
 #!/bin/sh
-# make bench: everything that benchmarks/results/ holds, and the table in the README. Needs an NVIDIA GPU.
+# make bench: everything that benchmarks/results/ holds, and the tables made of it. Needs an NVIDIA GPU.
 #
-#   benchmarks/run.sh              kernels; if a ComfyUI is found, steps and generations under both of its patchers, and
-#                                  whole renders (their random VAE needs diffusers in ComfyUI's Python)
+#   benchmarks/run.sh              kernels; if a ComfyUI is found, steps and generations under both of its patchers, the
+#                                  distances of `high`, and whole renders (their random VAE needs diffusers in ComfyUI's
+#                                  Python)
 #   benchmarks/run.sh FOLDER ...   with real weights, a folder in the official layout: see headless_generations.py,
 #                                  which is given the rest
 set -eu
@@ -38,6 +39,7 @@ else
     measure comfyui_steps --patcher plain --generations
     measure comfyui_steps --weights fp8_row_wise --sizes 1024 --generations --pieces attention "row-wise fp8" \
         --output "$root/benchmarks/results/comfyui_row_wise.json"
+    measure comfyui_distance
     measure comfyui_comparison
 fi
 measure table

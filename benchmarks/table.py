@@ -1,4 +1,4 @@
-"""Writes the README's tables from benchmarks/results/, every number rounded against us.
+"""Writes the tables of README.md and docs/measured.md from benchmarks/results/, every number rounded against us.
 
 python -m ideogram4_fusion.benchmarks.table
 """
@@ -7,69 +7,73 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..comparison.rounding import ceiled, floored
 from . import record
 
-README = record.RESULTS.parent.parent / "README.md"
+ROOT = record.RESULTS.parent.parent
+# Each with whether it is brief.
+DOCUMENTS = {ROOT / "README.md": True, ROOT / "docs" / "measured.md": False}
 BEGIN, END = "<!-- measured: made by `make bench` -->", "<!-- end of what was measured -->"
 SHOWN_TOKENS = 4352  # 1024 x 1024 pixels with 256 tokens of text
-PATCHERS = {"dynamic": "dynamic VRAM (default)", "plain": "`--disable-dynamic-vram`"}
-OTHERS = {"comfyui_row_wise": "row-wise fp8 kept"}  # results of steps with other weights than fp8_scaled
+DYNAMIC, PLAIN, ROW_WISE = "dynamic", "plain", "row_wise"
+SETTINGS = {
+    DYNAMIC: "fp8_scaled, dynamic VRAM (default)",
+    PLAIN: "fp8_scaled, `--disable-dynamic-vram`",
+    ROW_WISE: "official row-wise fp8, kept",
+}
+WHOLE = ("lossless", "high")
+ERRORS = "velocity_error_to_lossless", "velocity_error_to_fp32"
+# As the distances of pictures name them: as those of one block do, and as readers know them.
+LAYOUTS = {"row-wise fp8": ("fp8_row_wise", "official"), "fp8_scaled": ("fp8_scaled", "fp8_scaled")}
 
 
 def main() -> None:
-    README.write_text(inserted(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for document, brief in DOCUMENTS.items():
+        document.write_text(inserted(document.read_text(encoding="utf-8"), brief), encoding="utf-8")
 
 
-def inserted(text: str) -> str:
-    """The README with its measured part made anew. Raises ValueError if its place is not marked."""
+def inserted(text: str, brief: bool) -> str:
+    """A document with its measured part made anew. Raises ValueError if its place is not marked."""
     before, begun, rest = text.partition(BEGIN)
     _, ended, after = rest.partition(END)
     if not (begun and ended):
-        raise ValueError(f"{README.name} has no place for its tables between {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{measured()}\n\n{END}{after}"
+        raise ValueError(f"there is no place for tables between {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{measured(brief)}\n\n{END}{after}"
 
 
-def measured(results: Path = record.RESULTS) -> str:
-    """Markdown of all results."""
-    found = {
-        patcher: json.loads(path.read_text(encoding="utf-8"))
-        for patcher in PATCHERS
-        if (path := results / f"comfyui_{patcher}.json").is_file()
-    }
-    settings = {PATCHERS[patcher]: result for patcher, result in found.items()} | {
-        setting: json.loads(path.read_text(encoding="utf-8"))
-        for name, setting in OTHERS.items()
-        if (path := results / f"{name}.json").is_file()
-    }
-    parts = []
-    parts += [_steps(setting, result["steps"]) for setting, result in settings.items()]
-    if generations := list(_generations(found)):
-        parts.append(_table(["generation", "patcher", "stock s", "fused s", "ratio", "equal"], generations))
-    if renders := list(_renders(results)):
-        head = ["render", "stock s a step", "fused s a step", "whole, of stock's", "pixels that differ"]
-        parts.append(_table(head, renders))
-    if (path := results / "kernels.json").is_file():
-        kernels = list(_kernels(json.loads(path.read_text(encoding="utf-8"))))
-        parts.append(_table(["kernel", "writes", "µs", "x floor", "eager µs", "others µs"], kernels))
-    return "\n\n".join(parts)
+def measured(brief: bool, results: Path = record.RESULTS) -> str:
+    """Markdown of all results; in `brief` the steps and distances of whole qualities, as most will run them."""
+    found = {name: _read(results / f"comfyui_{name}.json") for name in SETTINGS}
+    steps = {name: result["steps"] for name, result in found.items() if result}
+    distance, kernels = _read(results / "comfyui_distance.json"), _read(results / "kernels.json")
+    if brief:
+        steps = {name: [r for r in rows if r["quality"] in WHOLE] for name, rows in steps.items() if name != PLAIN}
+        return "\n\n".join([*_steps(steps), *_distances(distance, WHOLE)])
+    generations = {name: result["generations"] for name, result in found.items() if result}
+    tables = _steps(steps), _generations(generations), _renders(results), _distances(distance), _kernels(kernels)
+    return "\n\n".join(table for group in tables for table in group)
 
 
-def _steps(setting: str, rows: list[dict[str, Any]]) -> str:
-    """A column a size, a line a quality: the ratio to stock, milliseconds and their quartiles."""
-    sizes = list(dict.fromkeys(row["size"] for row in rows))
-    stock = {row["size"]: _spread(row["stock_step_ms_spread"], floored) for row in rows}
-    lines = [["stock, ms", *(stock[size] for size in sizes), ""]]
-    for quality in dict.fromkeys(row["quality"] for row in rows):
-        found = {row["size"]: row for row in rows if row["quality"] == quality}
-        cells = (_step(found[size]) if size in found else "" for size in sizes)
-        equal = all(row["equal_to_stock"] for row in found.values())
-        lines.append([quality, *cells, _yes(equal, quality)])
-    return _table([setting, *(f"{size} px" for size in sizes), "equal"], lines)
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _steps(settings: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """A table a setting, a column a size, a line a quality: the ratio to stock, milliseconds and their quartiles."""
+    for setting, rows in settings.items():
+        sizes = list(dict.fromkeys(row["size"] for row in rows))
+        stock = {row["size"]: _spread(row["stock_step_ms_spread"], floored) for row in rows}
+        lines = [["stock, ms", *(stock[size] for size in sizes), ""]]
+        for quality in dict.fromkeys(row["quality"] for row in rows):
+            found = {row["size"]: row for row in rows if row["quality"] == quality}
+            cells = (_step(found[size]) if size in found else "" for size in sizes)
+            equal = all(row["equal_to_stock"] for row in found.values())
+            lines.append([quality, *cells, _yes(equal, quality)])
+        yield _table([SETTINGS[setting], *(f"{size} px" for size in sizes), "equal"], lines)
 
 
 def _step(row: Mapping[str, Any]) -> str:
@@ -78,47 +82,95 @@ def _step(row: Mapping[str, Any]) -> str:
     return times if ratio is None else f"**{floored(ratio, 2)}** {times}"
 
 
-def _generations(found: Mapping[str, Any]) -> Iterator[list[str]]:
-    for patcher, result in found.items():
-        rows = result["generations"]
+def _generations(settings: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
+    lines = []
+    for setting, rows in settings.items():
+        stock = {(row["preset"], row["size"]): row for row in rows if row["quality"] == "off"}
         for row in rows:
             if row["quality"] == "off":
                 continue
-            stock = next(
-                r for r in rows if (r["preset"], r["size"], r["quality"]) == (row["preset"], row["size"], "off")
-            )
             ratio = row["ratio_to_stock"]
-            yield [
-                f"{row['preset']}, {row['size']}, {row['quality']}",
-                PATCHERS[patcher],
-                floored(stock["seconds"], 2),
-                ceiled(row["seconds"], 2),
-                "-" if ratio is None else floored(ratio, 2),
-                _yes(row["equal_to_stock"], row["quality"]),
-            ]
+            lines.append(
+                [
+                    f"{row['preset']}, {row['size']}, {row['quality']}",
+                    SETTINGS[setting],
+                    floored(stock[row["preset"], row["size"]]["seconds"], 2),
+                    ceiled(row["seconds"], 2),
+                    "-" if ratio is None else floored(ratio, 2),
+                    _yes(row["equal_to_stock"], row["quality"]),
+                ]
+            )
+    if lines:
+        yield _table(["generation", "setting", "stock s", "fused s", "ratio", "equal"], lines)
 
 
-def _renders(results: Path) -> Iterator[list[str]]:
+def _renders(results: Path) -> Iterator[str]:
+    lines = []
     for path in sorted(results.glob("comfyui_*_off_lossless.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = _read(path)
         report = result["report"]
         stock, ours = (statistics.median(report[side]["seconds_per_step"]) for side in "ab")
-        yield [
-            f"{report['preset']}, {report['width']}, lossless, {PATCHERS[result['patcher']]}",
-            floored(stock, 4),
-            ceiled(ours, 4),
-            ceiled(report["total_ratio"], 3),
-            f"{report['metrics']['differing']:,} of {report['metrics']['values']:,}",
-        ]
+        lines.append(
+            [
+                f"{report['preset']}, {report['width']}, lossless, {SETTINGS[result['patcher']]}",
+                floored(stock, 4),
+                ceiled(ours, 4),
+                ceiled(report["total_ratio"], 3),
+                f"{report['metrics']['differing']:,} of {report['metrics']['values']:,}",
+            ]
+        )
+    if lines:
+        head = ["render", "stock s a step", "fused s a step", "whole, of stock's", "pixels that differ"]
+        yield _table(head, lines)
 
 
-def _kernels(result: Mapping[str, Any]) -> Iterator[list[str]]:
+def _distances(result: Mapping[str, Any] | None, variants: Container[str] | None = None) -> Iterator[str]:
+    """A line for each piece of `high` in each layout, and for `lossless`, which has a distance from fp32 too."""
+    if result is None:
+        return
+    blocks = {(row["layout"], row["variant"]): row for row in result["blocks"]}
+    lines = []
+    for layout, variant in dict.fromkeys((row["layout"], row["variant"]) for row in result["rows"]):
+        if variants is not None and variant not in variants:
+            continue
+        rows = [row for row in result["rows"] if (row["layout"], row["variant"]) == (layout, variant)]
+        steps = {error: [statistics.median(row[error]) for row in rows] for error in ERRORS}
+        stored, described = LAYOUTS[layout]
+        lines.append(
+            [
+                variant if variant in WHOLE else f"high: {variant}",
+                described,
+                *map(_pictures, rows),
+                ", ".join(f"{ceiled(100 * max(steps[error]), 1)} %" for error in ERRORS),
+                ", ".join(f"{ceiled(100 * blocks[stored, variant][error], 1)} %" for error in ERRORS),
+            ]
+        )
+    presets = (f"{preset}: PSNR dB, SSIM" for preset in dict.fromkeys(row["preset"] for row in result["rows"]))
+    errors = "velocity: from lossless, from fp32", "of one full-size block"
+    yield _table(["distance", "weights", *presets, *errors], lines)
+
+
+def _pictures(row: Mapping[str, Any]) -> str:
+    """Median of the captions and, in brackets, the least."""
+    if row["identical"] == row["captions"]:
+        return "identical"
+    cells = []
+    for name, places in (("psnr_db", 1), ("ssim", 3)):
+        median, least = (row[name][which] for which in ("median", "min"))
+        cells.append(f"{floored(median, places)} ({floored(least, places)})")
+    return ", ".join(cells)
+
+
+def _kernels(result: Mapping[str, Any] | None) -> Iterator[str]:
+    if result is None:
+        return
+    lines = []
     for row in result["rows"]:
         if row["tokens"] != SHOWN_TOKENS:
             continue
         head = [row["chain"], row["dtype_out"].replace("float8_e4m3fn", "fp8").replace("bfloat16", "bf16")]
         if row["us"] is None:
-            yield [*head, "not equal", "", "", ""]
+            lines.append([*head, "not equal", "", "", ""])
             continue
         others = [
             f"{name} {floored(times['median'], 1)}{'' if times['equal'] else ' (not equal)'}"
@@ -126,7 +178,8 @@ def _kernels(result: Mapping[str, Any]) -> Iterator[list[str]]:
             if "median" in times
         ]
         ours = ceiled(row["us"], 1), ceiled(row["times_floor"], 2)
-        yield [*head, *ours, floored(row["eager_us"], 1), ", ".join(others)]
+        lines.append([*head, *ours, floored(row["eager_us"], 1), ", ".join(others)])
+    yield _table(["kernel", "writes", "µs", "x floor", "eager µs", "others µs"], lines)
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

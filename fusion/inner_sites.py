@@ -30,12 +30,10 @@ class FeedForwardSite(Site):
 
     def fused(self, call: torch.Tensor | Emitted) -> torch.Tensor:
         ffn: Any = self.module
-        a, b = run_linear(ffn.w1, call), run_linear(ffn.w3, call)
         form = self._emits()
-        silu_mul = self.mount.run(SILU_MUL)
-        if form == BF16:
-            return run_linear(ffn.w2, silu_mul(a, b))
-        return run_linear(ffn.w2, self.mount.fp8.emitted(silu_mul(a, b, *form)))
+        # Nothing holds what w1 and w3 give: 107 MB each at 1024 x 1024, gone before w2 where stock lets go of them too.
+        product = self.mount.run(SILU_MUL)(run_linear(ffn.w1, call), run_linear(ffn.w3, call), *form)
+        return run_linear(ffn.w2, product if form == BF16 else self.mount.fp8.emitted(product))
 
     def shadow(self, call: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         ffn: Any = self.module

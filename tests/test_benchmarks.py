@@ -48,6 +48,32 @@ def kernel(tokens: int, us: float | None) -> dict[str, Any]:
     return row if us is None else {**row, "times_floor": 1.2001, "eager_us": 99.04, "others_us": others}
 
 
+def distance(variant: str, psnr: float | None, ssim: float, errors: tuple[float, float]) -> dict[str, Any]:
+    to_lossless, to_fp32 = errors
+    return {
+        "layout": "fp8_scaled",
+        "variant": variant,
+        "preset": "INSTANT_8",
+        "psnr_db": {"median": psnr, "min": None if psnr is None else psnr - 12},
+        "ssim": {"median": ssim, "min": ssim - 0.038},
+        "identical": 2 if psnr is None else 0,
+        "captions": 2,
+        "velocity_error_to_lossless": [to_lossless, to_lossless, 1.0],
+        "velocity_error_to_fp32": [0.0, to_fp32, to_fp32],
+    }
+
+
+def block(variant: str, to_lossless: float, to_fp32: float) -> dict[str, Any]:
+    errors = {"velocity_error_to_lossless": to_lossless, "velocity_error_to_fp32": to_fp32}
+    return {"layout": "fp8_scaled", "variant": variant, **errors}
+
+
+DISTANCE = {
+    "rows": [distance("lossless", None, 1.0, (0.0, 0.0041)), distance("attention", 41.99, 0.9876, (0.0123, 0.0203))],
+    "blocks": [block("lossless", 0.0, 0.0012), block("attention", 0.0031, 0.0042)],
+}
+
+
 def test_the_tables_say_what_was_measured(tmp_path: Path) -> None:
     dynamic = {
         "steps": [step(1024, 1.199), step(512, None), step(1024, 1.509, "high")],
@@ -56,26 +82,39 @@ def test_the_tables_say_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "comfyui_dynamic.json").write_text(json.dumps(dynamic))
     kernels = {"rows": [kernel(512, 1.0), kernel(table.SHOWN_TOKENS, 36.14), kernel(table.SHOWN_TOKENS, None)]}
     (tmp_path / "kernels.json").write_text(json.dumps(kernels))
-    lines = table.measured(tmp_path).splitlines()
-    assert "| dynamic VRAM (default) | 1024 px | 512 px | equal |" in lines
+    (tmp_path / "comfyui_distance.json").write_text(json.dumps(DISTANCE))
+    lines = table.measured(False, tmp_path).splitlines()
+    assert "| fp8_scaled, dynamic VRAM (default) | 1024 px | 512 px | equal |" in lines
     assert "| stock, ms | 10.0 (9.5 to 10.5) | 10.0 (9.5 to 10.5) |  |" in lines
     assert "| lossless | **1.19** 10.0 (9.5 to 10.5) | 10.0 (9.5 to 10.5) | NO |" in lines
     assert "| high | **1.50** 10.0 (9.5 to 10.5) |  | yes |" in lines
-    assert "| INSTANT_8, 1024, lossless | dynamic VRAM (default) | 1.20 | 1.00 | 1.20 | yes |" in lines
+    assert "| INSTANT_8, 1024, lossless | fp8_scaled, dynamic VRAM (default) | 1.20 | 1.00 | 1.20 | yes |" in lines
     assert "| gate | bf16 | 36.2 | 1.21 | 99.0 | A 19.9 (not equal) |" in lines
     assert "| gate | bf16 | not equal |  |  |  |" in lines
     assert not any("| 1.0 |" in line for line in lines), "other sizes are in the results alone"
 
 
-def test_the_readme_holds_the_tables_of_the_results() -> None:
-    text = table.README.read_text(encoding="utf-8")
+def test_the_distances_are_rounded_against_us_and_a_piece_is_not_in_brief(tmp_path: Path) -> None:
+    (tmp_path / "comfyui_distance.json").write_text(json.dumps(DISTANCE))
+    same = "| lossless | fp8_scaled | identical | 0.0 %, 0.5 % | 0.0 %, 0.2 % |"
+    piece = "| high: attention | fp8_scaled | 41.9 (29.9), 0.987 (0.949) | 1.3 %, 2.1 % | 0.4 %, 0.5 % |"
+    lines = table.measured(False, tmp_path).splitlines()
+    assert same in lines and piece in lines
+    lines = table.measured(True, tmp_path).splitlines()
+    assert same in lines and piece not in lines
+
+
+@pytest.mark.parametrize("document", table.DOCUMENTS, ids=lambda document: document.name)
+def test_the_documents_hold_the_tables_of_the_results(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
     assert table.BEGIN in text and table.END in text
-    assert table.inserted(text) == text, "run `make bench`, or python -m ideogram4_fusion.benchmarks.table"
+    made = table.inserted(text, table.DOCUMENTS[document])
+    assert made == text, "run `make bench`, or python -m ideogram4_fusion.benchmarks.table"
 
 
-def test_a_readme_without_a_place_for_them_is_left_alone() -> None:
+def test_a_document_without_a_place_for_them_is_left_alone() -> None:
     with pytest.raises(ValueError, match="no place"):
-        table.inserted(f"text\n{table.BEGIN}\nall the rest")
+        table.inserted(f"text\n{table.BEGIN}\nall the rest", brief=True)
 
 
 def test_the_commit_that_was_told_has_the_first_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ pytest.importorskip("diffusers")
 from ideogram4_fusion.fusion.exchange import exchanged_forwards
 from ideogram4_fusion.hosts.diffusers.blocks import HOST
 from ideogram4_fusion.tests.fusing import Kernel, all_chains, eager_everywhere, make_fusion, run, untouched
-from ideogram4_fusion.tests.stack import DEVICE, make_inputs, make_stack
+from ideogram4_fusion.tests.stack import DEVICE, INNER, make_inputs, make_stack
+from torch.overrides import TorchFunctionMode
 
 
 def test_another_patch_keeps_its_module_and_the_rest_is_fused() -> None:
@@ -187,3 +188,32 @@ def test_attention_that_is_not_what_its_host_writes_out_stays_stock(form: str) -
     for _ in range(3):
         assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
     assert "rope" in fusion.ledger.refused and "modulate" in fusion.ledger.proven
+
+
+class _WhatW1AndW3Gave(TorchFunctionMode):
+    """Notes how many of the feed-forward's inner tensors are alive whenever w2 is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[weakref.ref[torch.Tensor]] = []
+        self.alive: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.nn.functional.linear:
+            return func(*args, **(kwargs or {}))
+        weight = args[1]
+        if weight.shape[1] == INNER:
+            self.alive.append(sum(ref() is not None for ref in self.given))
+            self.given.clear()
+        out = func(*args, **(kwargs or {}))
+        if weight.shape[0] == INNER:
+            self.given.append(weakref.ref(out))
+        return out
+
+
+def test_what_w1_and_w3_give_is_gone_before_w2_multiplies() -> None:
+    stack, inputs, fusion = make_stack(), make_inputs(), make_fusion(eager_everywhere())
+    run(stack, fusion, inputs)
+    with _WhatW1AndW3Gave() as seen:
+        run(stack, fusion, inputs)
+    assert seen.alive == [0, 0, 0]
