@@ -11,8 +11,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PACKAGE_LINK := build/ideogram4_fusion
 
-.PHONY: demo test bench lint format clean
+.PHONY: help demo test bench lint format clean
 .DELETE_ON_ERROR:
+
+help:
+	@sed -n '/^# make/,/^$$/s/^# //p' Makefile
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

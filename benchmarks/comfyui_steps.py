@@ -3,14 +3,17 @@
     COMFYUI_PATH=... python -m ideogram4_fusion.benchmarks.comfyui_steps
         [--checkpoint FILE | --weights fp8_scaled|fp8_row_wise|bf16] [--sizes 256 512 1024 2048]
         [--generations INSTANT_8 FAST_20] [--size 1024] [--qualities lossless high]
-        [--pieces attention ...] [--piece-sizes 1024 2048] [--patcher dynamic|plain] [--rounds 3] [--output FILE]
+        [--pieces attention ...] [--piece-sizes 1024 2048] [--patcher dynamic|plain] [--rounds 3]
+        [--row-wise-weights fp8|bf16] [--output FILE]
 
 Run it like comfyui_comparison. Both sides go through core's Euler sampler, so that a step holds everything that a user
 waits for. Where outputs differ, `lossless` gets no ratio. Pieces of `high` are timed each by itself. Row-wise weights
-are kept in fp8.
+are kept in fp8, or become bf16 as they are loaded.
 
 Steps: stock and fused take turns, the first turn of each is thrown away, and the ratio is that of the medians of one
-run. The device is waited for behind each step.
+run. The device is waited for behind each step. Peak memory is what PyTorch had allocated, weights outside of the
+dynamic patcher included: the most of the turns that are timed, and that of the first by itself, in which `lossless`
+proves its chains.
 
 Generations: each preset ten times in one warmed process, the first is thrown away, the median of nine; nothing waits
 between two steps, as where nobody looks.
@@ -40,6 +43,7 @@ PIECES = {
     "row-wise fp8": Pieces(STOCK, fast_accumulation=False, row_wise_fp8=True, unproven_chains=False),
     "unproven chains": Pieces(STOCK, fast_accumulation=False, row_wise_fp8=False, unproven_chains=True),
 }
+FP8, BF16 = "fp8", "bf16"  # as the loader takes them
 STEP_PRESET = "FAST_20"
 LARGE, STEPS_OF_LARGE = 1536, 6  # pixels from which on fewer steps do: a step is then most of a second
 GENERATIONS = 10
@@ -59,6 +63,7 @@ def main() -> None:
     parser.add_argument("--piece-sizes", type=int, nargs="*", default=[1024, 2048])
     parser.add_argument("--patcher", choices=["dynamic", "plain"], default="dynamic")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--row-wise-weights", choices=(FP8, BF16), default=FP8, help="default: %(default)s")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
@@ -79,14 +84,20 @@ def run(file: Path, options: argparse.Namespace, output: Path) -> None:
     from ..hosts.comfyui.load import describe_file, load_diffusion_model
     from ..hosts.comfyui.quality import set_quality, status
 
-    model = load_diffusion_model(file, "fp8")
+    model = load_diffusion_model(file, options.row_wise_weights)
     sides = {"off": model} | {quality: set_quality(model, quality)[0] for quality in options.qualities}
     alone = {f"high: {name}": set_quality(model, "high", pieces=PIECES[name])[0] for name in options.pieces}
-    checkpoint = record.checkpoint(file, describe_file(file, "fp8"))
+    checkpoint = record.checkpoint(file, describe_file(file, options.row_wise_weights))
     origin = record.origin(comfy.model_management.get_torch_device())
     steps: list[dict[str, Any]] = []
     generations: list[dict[str, Any]] = []
-    results = {"origin": origin, "steps": steps, "generations": generations, "patcher": options.patcher}
+    results = {
+        "origin": origin,
+        "patcher": options.patcher,
+        "rounds": options.rounds,
+        "steps": steps,
+        "generations": generations,
+    }
     for size in options.sizes:
         timed = {**sides, **alone} if size in options.piece_sizes else sides
         for row in _step_rows(timed, size, options.rounds):
@@ -108,7 +119,8 @@ def _step_rows(sides: Mapping[str, Any], size: int, rounds: int) -> list[dict[st
     times: dict[str, list[float]] = {name: [] for name in sides}
     outputs: dict[str, torch.Tensor] = {}
     repeats = dict.fromkeys(sides, True)
-    peaks: dict[str, float | None] = {}
+    first_peaks: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     features = _features(sides["off"])
     for turn in range(rounds + 1):
         for name, side in sides.items():
@@ -118,41 +130,37 @@ def _step_rows(sides: Mapping[str, Any], size: int, rounds: int) -> list[dict[st
             # Stock's first turn may be the first of its process, which on an H200 is not repeated to the bit.
             repeats[name] &= turn < 2 or torch.equal(out, outputs[name])
             outputs[name] = out
-            peaks[name] = _peak_gib()
-            if turn:
-                times[name] += [1000 * seconds for seconds in clock.seconds_per_step]
+            peak = _peak_gib()
+            if turn == 0:
+                first_peaks[name] = peak
+                continue
+            peaks[name] = max(peaks.get(name, 0.0), peak)
+            times[name] += [1000 * seconds for seconds in clock.seconds_per_step]
     stock, rows = record.spread(times["off"]), []
     for quality in sides:
-        if quality != "off":
-            equal = torch.equal(outputs["off"], outputs[quality])
-            ours = record.spread(times[quality])
-            rows.append(_step_row(size, quality, stock, ours, equal, repeats[quality], peaks[quality], peaks["off"]))
+        if quality == "off":
+            continue
+        equal = torch.equal(outputs["off"], outputs[quality])
+        ours = record.spread(times[quality])
+        comparable = equal or quality != "lossless"
+        rows.append(
+            {
+                "size": size,
+                "quality": quality,
+                "step_ms": ours["median"],
+                "step_ms_spread": ours,
+                "stock_step_ms": stock["median"],
+                "stock_step_ms_spread": stock,
+                "ratio_to_stock": stock["median"] / ours["median"] if comparable else None,
+                "equal_to_stock": equal,
+                "repeats_itself": repeats[quality],
+                "peak_gib": peaks[quality],
+                "stock_peak_gib": peaks["off"],
+                "first_peak_gib": first_peaks[quality],
+                "stock_first_peak_gib": first_peaks["off"],
+            }
+        )
     return rows
-
-
-def _step_row(
-    size: int,
-    quality: str,
-    stock: Mapping[str, float],
-    ours: Mapping[str, float],
-    equal: bool,
-    repeats: bool,
-    peak: float | None,
-    stock_peak: float | None,
-) -> dict[str, Any]:
-    return {
-        "size": size,
-        "quality": quality,
-        "step_ms": ours["median"],
-        "step_ms_spread": ours,
-        "stock_step_ms": stock["median"],
-        "stock_step_ms_spread": stock,
-        "ratio_to_stock": stock["median"] / ours["median"] if equal or quality != "lossless" else None,
-        "equal_to_stock": equal,
-        "repeats_itself": repeats,
-        "peak_gib": peak,
-        "stock_peak_gib": stock_peak,
-    }
 
 
 def _generation_rows(sides: Mapping[str, Any], preset: str, size: int) -> Sequence[dict[str, Any]]:
@@ -199,8 +207,8 @@ def _forget_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _peak_gib() -> float | None:
-    return torch.cuda.max_memory_allocated() / 1024**3 if torch.cuda.is_available() else None
+def _peak_gib() -> float:
+    return torch.cuda.max_memory_allocated() / 1024**3 if torch.cuda.is_available() else 0.0
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from ..checkpoint.convert import StateDict, dequantise_row_wise, to_fused_names
 from ..checkpoint.shards import find_shards
 
 FP8_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
+_EMBEDDING = "embed_image_indicator"  # the one weight of two dimensions that is looked up, not multiplied
 _MARK = json.dumps({"format": "float8_e4m3fn"}).encode()
 
 
@@ -24,11 +25,11 @@ def dequantised(file: Path) -> StateDict:
 
 
 def as_scaled(weights: StateDict) -> StateDict:
-    """Plain weights -> fp8 with one scale a tensor and ComfyUI's mark on it; norms and biases stay."""
+    """Plain weights -> fp8 with one scale a tensor and ComfyUI's mark on it; what is no Linear's weight stays."""
     tensors: StateDict = {}
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
-        if weight.ndim != 2 or module == name or "embed" in name:
+        if weight.ndim != 2 or module == _EMBEDDING:
             tensors[name] = weight
             continue
         scale = weight.abs().amax().float() / FP8_MAX

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import statistics
 import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +42,31 @@ def commit() -> str:
 
 
 def origin(device: torch.device) -> dict[str, str]:
-    """Versions, GPU, commit and time (UTC), for the head of a results file."""
+    """Versions, GPU and its allocator, CPU, commit and time (UTC), for the head of a results file."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return {**describe_environment(device), "commit": commit(), "measured": now}
+    found = {**describe_environment(device), **_comfyui()}
+    if device.type == "cuda":
+        found["allocator"] = torch.cuda.get_allocator_backend()
+    return {**found, "cpu": _cpu(), "commit": commit(), "measured": now}
+
+
+def _comfyui() -> dict[str, str]:
+    """Versions of ComfyUI and of what it computes with, where this process runs one."""
+    if "comfy" not in sys.modules:
+        return {}
+    from comfyui_version import __version__
+
+    return {"comfyui": __version__, **{name: metadata.version(name) for name in ("comfy-kitchen", "comfy-aimdo")}}
+
+
+def _cpu() -> str:
+    """The processor, which sets the time of a step that waits for Python."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def checkpoint(file: Path, description: str) -> str:

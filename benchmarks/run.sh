@@ -1,9 +1,10 @@
 #!/bin/sh
-# make bench: everything that benchmarks/results/ holds, and the tables made of it. Needs an NVIDIA GPU.
+# make bench: what benchmarks/results/ holds, and the tables made of it. Needs an NVIDIA GPU.
 #
-#   benchmarks/run.sh              kernels; if a ComfyUI is found, steps and generations under both of its patchers, the
-#                                  distances of `high`, and whole renders (their random VAE needs diffusers in ComfyUI's
-#                                  Python)
+#   benchmarks/run.sh              kernels and attention; if a ComfyUI is found, steps under both of its patchers and of
+#                                  the row-wise weights, generations, the distances of `high`, and whole renders (their
+#                                  random VAE needs diffusers in ComfyUI's Python). loading.json is not among it:
+#                                  loading.py needs no GPU, and 25 GB of disk.
 #   benchmarks/run.sh FOLDER ...   with real weights, a folder in the official layout: see headless_generations.py,
 #                                  which is given the rest
 set -eu
@@ -29,16 +30,21 @@ measure() {
     COMFYUI_PATH="$comfyui" PYTHONPATH="$package${PYTHONPATH:+:$PYTHONPATH}" \
         "$python" -m "ideogram4_fusion.benchmarks.$script" "$@"
 }
+results="$root/benchmarks/results"
+row_wise="comfyui_steps --weights fp8_row_wise --sizes 1024 --rounds 2 --generations --pieces attention"
 if [ -n "$missing" ]; then
     echo "ComfyUI: NOT MEASURED, $missing"
     python=$PYTHON
-    measure kernels
-else
-    measure kernels
-    measure comfyui_steps --patcher dynamic --pieces attention "fast accumulation" "unproven chains"
-    measure comfyui_steps --patcher plain --generations
-    measure comfyui_steps --weights fp8_row_wise --sizes 1024 --generations --pieces attention "row-wise fp8" \
-        --output "$root/benchmarks/results/comfyui_row_wise.json"
+fi
+measure kernels
+measure attention
+if [ -z "$missing" ]; then
+    # As main.py sets it before PyTorch is imported, for all but GPUs that are older than the kernels take.
+    export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-backend:cudaMallocAsync}"
+    measure comfyui_steps --rounds 2 --pieces attention "fast accumulation" "unproven chains"
+    measure comfyui_steps --rounds 2 --patcher plain --generations
+    measure $row_wise "row-wise fp8" --output "$results/comfyui_row_wise.json"
+    measure $row_wise --row-wise-weights bf16 --output "$results/comfyui_row_wise_bf16.json"
     measure comfyui_distance
     measure comfyui_comparison
 fi

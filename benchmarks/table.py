@@ -6,8 +6,9 @@ python -m ideogram4_fusion.benchmarks.table
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,17 @@ ROOT = record.RESULTS.parent.parent
 DOCUMENTS = {ROOT / "README.md": True, ROOT / "docs" / "measured.md": False}
 BEGIN, END = "<!-- measured: made by `make bench` -->", "<!-- end of what was measured -->"
 SHOWN_TOKENS = 4352  # 1024 x 1024 pixels with 256 tokens of text
-DYNAMIC, PLAIN, ROW_WISE = "dynamic", "plain", "row_wise"
+DYNAMIC, PLAIN, ROW_WISE, ROW_WISE_BF16 = "dynamic", "plain", "row_wise", "row_wise_bf16"
 SETTINGS = {
     DYNAMIC: "fp8_scaled, dynamic VRAM (default)",
     PLAIN: "fp8_scaled, `--disable-dynamic-vram`",
-    ROW_WISE: "official row-wise fp8, kept",
+    ROW_WISE: "official row-wise fp8, kept as fp8",
+    ROW_WISE_BF16: "official row-wise fp8, as bf16",
 }
 WHOLE = ("lossless", "high")
-ERRORS = "velocity_error_to_lossless", "velocity_error_to_fp32"
+ERRORS = {other: f"velocity_error_to_{other}" for other in ("lossless", "fp32")}
+TO_FP32, OF_BLOCK = "PSNR dB to fp32", "velocity of one full-size block from both"  # columns that are not brief
+FLASH, CUDNN = "FLASH_ATTENTION", "CUDNN_ATTENTION"
 # As the distances of pictures name them: as those of one block do, and as readers know them.
 LAYOUTS = {"row-wise fp8": ("fp8_row_wise", "official"), "fp8_scaled": ("fp8_scaled", "fp8_scaled")}
 
@@ -49,12 +53,20 @@ def measured(brief: bool, results: Path = record.RESULTS) -> str:
     """Markdown of all results; in `brief` the steps and distances of whole qualities, as most will run them."""
     found = {name: _read(results / f"comfyui_{name}.json") for name in SETTINGS}
     steps = {name: result["steps"] for name, result in found.items() if result}
-    distance, kernels = _read(results / "comfyui_distance.json"), _read(results / "kernels.json")
+    distance = _read(results / "comfyui_distance.json")
     if brief:
         steps = {name: [r for r in rows if r["quality"] in WHOLE] for name, rows in steps.items() if name != PLAIN}
-        return "\n\n".join([*_steps(steps), *_distances(distance, WHOLE)])
+        return "\n\n".join([*_steps(steps), *_distances(distance, brief)])
     generations = {name: result["generations"] for name, result in found.items() if result}
-    tables = _steps(steps), _generations(generations), _renders(results), _distances(distance), _kernels(kernels)
+    tables = (
+        _steps(steps),
+        _generations(generations),
+        _renders(results),
+        _headless(_read(results / "headless.json")),
+        _distances(distance, brief),
+        _attention(_read(results / "attention.json")),
+        _kernels(_read(results / "kernels.json")),
+    )
     return "\n\n".join(table for group in tables for table in group)
 
 
@@ -124,41 +136,82 @@ def _renders(results: Path) -> Iterator[str]:
         yield _table(head, lines)
 
 
-def _distances(result: Mapping[str, Any] | None, variants: Container[str] | None = None) -> Iterator[str]:
-    """A line for each piece of `high` in each layout, and for `lossless`, which has a distance from fp32 too."""
+def _headless(result: Mapping[str, Any] | None) -> Iterator[str]:
+    if result is None:
+        return
+    lines = []
+    for row in result["rows"]:
+        rounded = floored if row["quality"] == "off" else ceiled
+        metrics = ((row["psnr_db"], 1), (row["ssim"], 3))
+        lines.append(
+            [
+                *(row[name] for name in ("preset", "prompt", "quality")),
+                rounded(row["seconds"], 2),
+                *("-" if value is None else floored(value, places) for value, places in metrics),
+                _yes(row["equal_to_stock"], row["quality"]),
+            ]
+        )
+    yield _table(["real weights", "subject", "quality", "seconds", "PSNR dB", "SSIM", "identical"], lines)
+
+
+def _distances(result: Mapping[str, Any] | None, brief: bool) -> Iterator[str]:
+    """A line for each variant in each layout, and for `lossless`, which has a distance from fp32 too."""
     if result is None:
         return
     blocks = {(row["layout"], row["variant"]): row for row in result["blocks"]}
-    lines = []
+    lines: list[dict[str, str]] = []
     for layout, variant in dict.fromkeys((row["layout"], row["variant"]) for row in result["rows"]):
-        if variants is not None and variant not in variants:
+        if brief and variant not in WHOLE:
             continue
         rows = [row for row in result["rows"] if (row["layout"], row["variant"]) == (layout, variant)]
-        steps = {error: [statistics.median(row[error]) for row in rows] for error in ERRORS}
         stored, described = LAYOUTS[layout]
-        lines.append(
-            [
-                variant if variant in WHOLE else f"high: {variant}",
-                described,
-                *map(_pictures, rows),
-                ", ".join(f"{ceiled(100 * max(steps[error]), 1)} %" for error in ERRORS),
-                ", ".join(f"{ceiled(100 * blocks[stored, variant][error], 1)} %" for error in ERRORS),
-            ]
-        )
-    presets = (f"{preset}: PSNR dB, SSIM" for preset in dict.fromkeys(row["preset"] for row in result["rows"]))
-    errors = "velocity: from lossless, from fp32", "of one full-size block"
-    yield _table(["distance", "weights", *presets, *errors], lines)
+        cells = {
+            "distance": variant if variant in (*WHOLE, "stock") else f"high: {variant}",
+            "weights": described,
+            **{f"{row['preset']}: PSNR dB, SSIM": _pictures(row) for row in rows},
+            TO_FP32: _least([row["psnr_db_to_fp32"] for row in rows], 1),
+            **{f"velocity from {other}": _velocities([row[error] for row in rows]) for other, error in ERRORS.items()},
+            OF_BLOCK: ", ".join(f"{ceiled(100 * blocks[stored, variant][error], 1)} %" for error in ERRORS.values()),
+        }
+        lines.append({head: cell for head, cell in cells.items() if not (brief and head in (TO_FP32, OF_BLOCK))})
+    yield _table(list(lines[0]), [list(line.values()) for line in lines])
 
 
 def _pictures(row: Mapping[str, Any]) -> str:
-    """Median of the captions and, in brackets, the least."""
-    if row["identical"] == row["captions"]:
+    """How near the pictures of a preset are to those of `lossless`."""
+    if row["identical_to_lossless"] == row["captions"]:
         return "identical"
-    cells = []
-    for name, places in (("psnr_db", 1), ("ssim", 3)):
-        median, least = (row[name][which] for which in ("median", "min"))
-        cells.append(f"{floored(median, places)} ({floored(least, places)})")
-    return ", ".join(cells)
+    return f"{_least([row['psnr_db_to_lossless']], 1)}, {_least([row['ssim_to_lossless']], 3)}"
+
+
+def _least(presets: Sequence[Mapping[str, Any]], places: int) -> str:
+    """Median of the captions and, in brackets, the least, each of the worse preset; null where PSNR is infinite."""
+    median, least = (
+        min(math.inf if preset[which] is None else preset[which] for preset in presets) for which in ("median", "min")
+    )
+    return f"{floored(median, places)} ({floored(least, places)})"
+
+
+def _velocities(presets: Sequence[Sequence[float]]) -> str:
+    """Median of the errors at all steps and, in brackets, the most, each of the worse preset."""
+    median, most = max(statistics.median(errors) for errors in presets), max(max(errors) for errors in presets)
+    return f"{ceiled(100 * median, 1)} ({ceiled(100 * most, 1)}) %"
+
+
+def _attention(result: Mapping[str, Any] | None) -> Iterator[str]:
+    """A line for each number of tokens; a backend did not take those where its cells are empty."""
+    if result is None:
+        return
+    found = {(row["tokens"], row["backend"]): row for row in result["rows"]}
+    lines = []
+    for tokens in dict.fromkeys(row["tokens"] for row in result["rows"]):
+        line = [str(tokens)]
+        for backend, rounded in ((FLASH, floored), (CUDNN, ceiled)):
+            row = found.get((tokens, backend), {})
+            line.append(rounded(row["us"], 1) if row else "")
+            line.append(f"{rounded(100 * row['relative_error'], 3)} %" if "relative_error" in row else "")
+        lines.append(line)
+    yield _table(["attention, tokens", *(cell for name in (FLASH, CUDNN) for cell in (f"{name} µs", "error"))], lines)
 
 
 def _kernels(result: Mapping[str, Any] | None) -> Iterator[str]:

@@ -43,11 +43,12 @@ class Emission:
     """A host's fp8 Linears.
 
     Attributes:
-        takes: whether a Linear, as it is now, would quantise its input with scale 1 to float8_e4m3fn: not with a LoRA
-            on it, an input scale, another quantisation, a patch or a hook.
+        takes: whether a Linear, as it is now, would quantise its input with scale 1 to float8_e4m3fn: not with an input
+            scale, another quantisation, a patch or a hook, nor with a LoRA unless `multiply` applies it as the Linear
+            does.
         multiply: the product.
         quantise: [M, K] bf16 -> [M, K] float8_e4m3fn, as a Linear that `takes` does it.
-        takes_rows: whether a Linear has fp8 weights with a scale for each row, and nothing on it that changes them.
+        takes_rows: the same for fp8 weights with a scale for each row.
         no_rows: why a device has no product for those, or None.
         no_fast: why a device has no faster product, or None.
     """

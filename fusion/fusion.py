@@ -104,7 +104,9 @@ class Fusion:
             with mount.active():
                 yield mount
 
-    def run(self, root: nn.Module, forward: Callable[[], Result], again: bool = True) -> Result:
+    def run(
+        self, root: nn.Module, forward: Callable[[], Result], may_repeat: Callable[[], bool] = lambda: True
+    ) -> Result:
         """`forward()` with `root` fused.
 
         A forward that compares gives what stock gives. Where that is not what the next one gives, it is run once more,
@@ -114,12 +116,12 @@ class Fusion:
         Args:
             root: the model.
             forward: runs it.
-            again: whether it may be run more than once.
+            may_repeat: whether it may be run more than once; asked only before it would be.
         """
         for _ in range(_FORWARDS):
             with self.mounted(root) as mount:
                 out = forward()
-            if not again or mount is None or not mount.compared or not self._inexact(mount):
+            if mount is None or not mount.compared or not self._inexact(mount) or not may_repeat():
                 break
         return out
 
@@ -129,8 +131,13 @@ class Fusion:
         return self._pieces.fast_accumulation and has_products
 
     def _inexact(self, mount: Mount) -> bool:
-        differing = any(unequal for unequal, _ in self.ledger.differing.values())
-        return differing or self._accumulates_fast() or mount.fp8.by_rows
+        """Whether its next forward on `mount` may give something else than stock."""
+        refused = self.ledger.refused
+        differing = {chain for chain, (unequal, _) in self.ledger.differing.items() if unequal}
+        # Where a chain was just refused, fp8 products are still to be compared without it (`Ledger.settle`).
+        undecided = self._pieces.fast_accumulation and bool(differing)
+        by_rows = mount.fp8.by_rows and ROWS_INPUT not in refused
+        return bool(differing - refused.keys()) or undecided or self._accumulates_fast() or by_rows
 
     def status(
         self, root: nn.Module, foreign: Mapping[str, str] | None = None, passed_over: Container[int] = ()
@@ -157,9 +164,12 @@ class Fusion:
             parts.append("fp8 products with fast accumulation")
         if self._no_fast is not None and FP8_INPUT in self.ledger.differing:
             parts.append(f"fp8 products without fast accumulation ({self._no_fast})")
+        if self.quality == HIGH and self.ledger.proven and FP8_INPUT not in names and not mount.fp8.by_rows:
+            parts.append("no products in fp8")
         if self.pieces.row_wise_fp8 and mount.fp8.by_rows:
             why = self.ledger.refused.get(ROWS_INPUT)
-            parts.append("products of row-wise fp8" if why is None else f"row-wise fp8 dequantised ({why})")
+            fast = " with fast accumulation" if self._pieces.fast_accumulation else ""
+            parts.append(f"products of row-wise fp8{fast}" if why is None else f"row-wise fp8 dequantised ({why})")
         if ROPE not in mount.chain_names:
             parts.append(f"rope: {self.host.name}'s own")
         return f"{self.quality}: {mount.block_count}/{mount.block_count} blocks; {'; '.join(parts)}"
@@ -179,7 +189,7 @@ class Fusion:
         if self.ledger.exact:
             return "to be proven on the first step"
         unequal, compared = self.ledger.differing.get(chain, (0, 0))
-        return f"fused ({unequal:,} of {compared:,} values differed in the first forward)" if compared else "fused"
+        return f"fused ({unequal:,} of {compared:,} values differed when last compared)" if compared else "fused"
 
     def _mount(self, root: nn.Module) -> Mount | str:
         """The sites of a model, or the reason why it has none; worked out once per model."""

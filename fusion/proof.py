@@ -12,6 +12,7 @@ differ if a row were added up in any other order than ATen's. Sums whose order i
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,10 @@ from .chains import FP8_INPUT
 log = logging.getLogger("ideogram4_fusion")
 
 NO_ROOM = "too little memory to compare with stock"
+
+# How far, relative to stock, an unequal chain may be and still be taken for another rounding of the same. One step of
+# bf16 in every value is 0.004 at most; one step of fp8 in every tenth 0.02; a wrong kernel is off by more.
+FARTHEST = 0.02
 
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -52,20 +57,45 @@ def raised(error: Exception) -> str:
     return f"its kernel raised {type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
+def _far(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Squared L2 norms of a - b and of b, as float32 [2] on their device."""
+    if a.element_size() == 1:
+        a, b = a.bfloat16(), b.bfloat16()
+    norms = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in (a - b, b)]
+    return torch.stack(norms).square()
+
+
 @dataclass
 class Count:
-    """Values compared so far, and the differing ones among them, still on the device."""
+    """Values compared so far, and the differing ones among them, still on the device.
 
+    Attributes:
+        measured: whether it keeps how far they are from stock too: a temporary copy more.
+    """
+
+    measured: bool = False
     compared: int = 0
     unequal: list[torch.Tensor] = field(default_factory=list)
+    far: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self.unequal.append(differing(a, b))
         self.compared += a.numel()
+        if self.measured:
+            self.far.append(_far(a, b))
 
     def total(self) -> int:
-        # A model may be spread over several devices.
-        return int(torch.stack([u.to(self.unequal[0].device) for u in self.unequal]).sum()) if self.unequal else 0
+        return int(_summed(self.unequal)) if self.unequal else 0
+
+    def distance(self) -> float:
+        """Relative L2 error of all that was compared; NaN where a value is not finite."""
+        off, whole = _summed(self.far).tolist()
+        return 0.0 if off == 0.0 else float((off / whole) ** 0.5) if whole else math.inf
+
+
+def _summed(parts: list[torch.Tensor]) -> torch.Tensor:
+    # A model may be spread over several devices.
+    return torch.stack([part.to(parts[0].device) for part in parts]).sum(0)
 
 
 @dataclass
@@ -77,15 +107,17 @@ class Evidence:
         forms: modules written out by the host adapter against the host's own, by the chain that needs them.
         structure: the blocks, put together as Ideogram 4 does, against the host's own.
         witnesses: what is proven if all that is equal.
+        measured: whether chains that differ are to be told how far.
     """
 
+    measured: bool = False
     chains: dict[str, Count] = field(default_factory=dict)
     forms: dict[str, Count] = field(default_factory=dict)
     structure: Count = field(default_factory=Count)
     witnesses: list[tuple[set[Hashable], Hashable]] = field(default_factory=list)
 
     def count(self, chain: str) -> Count:
-        return self.chains.setdefault(chain, Count())
+        return self.chains.setdefault(chain, Count(self.measured))
 
     def form(self, chain: str) -> Count:
         return self.forms.setdefault(chain, Count())
@@ -96,7 +128,7 @@ class Ledger:
     """What one Fusion has learnt: the chains it refuses and why, and whether the blocks are what they seem.
 
     Attributes:
-        exact: refuses a chain that differs anywhere, and not only one that fails to run.
+        exact: refuses a chain that differs anywhere, and not only one that fails to run or is far off.
         refused: chain -> reason; such a chain runs its eager form from then on.
         differing: chain -> (differing, compared) of the last comparison.
         unprovable: chains that cannot be equal here in principle, whatever a comparison shows.
@@ -129,11 +161,15 @@ class Ledger:
             log.warning("Ideogram 4 fusion: the model runs stock: %s", reason)
 
     def judge(self, chain: str, count: Count) -> None:
-        """Takes the outcome of a comparison of one chain."""
+        """Takes the outcome of a comparison of one chain; its count must be `measured` unless this is `exact`."""
         unequal = count.total()
         self.differing[chain] = (unequal, count.compared)
         if unequal and self.exact:
             self.refuse(chain, f"{unequal:,} of {count.compared:,} values differ")
+        elif unequal and not (distance := count.distance()) <= FARTHEST:
+            self.refuse(chain, f"it is {100 * distance:.1f} % off, more than another rounding makes")
+        elif unequal:
+            self.proven.discard(chain)
         elif not unequal and count.compared and chain not in self.refused and chain not in self.unprovable:
             self.proven.add(chain)
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
+
+from .errors import KernelDeclined
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> to
 def cudnn_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention without a mask by cuDNN.
 
+    Called as PyTorch's own dispatch calls it: the context manager that chooses a backend (`sdpa_kernel`) sets flags of
+    the whole process, and where threads of several GPUs leave it in another order, none of the backends stays on.
+
     Args:
         q: [B, heads, T, size], bf16 or fp16, on a GPU.
         k: like `q`.
@@ -67,7 +71,11 @@ def cudnn_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
         [B, heads, T, size]; the same bytes for the same arguments.
 
     Raises:
-        RuntimeError: cuDNN does not take these arguments; PyTorch warns why.
+        KernelDeclined: cuDNN does not take these arguments, or was turned off in this process.
+        RuntimeError: it fails all the same.
     """
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return F.scaled_dot_product_attention(q, k, v)
+    if not can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, False, False)):
+        kind = str(q.dtype).removeprefix("torch.")
+        raise KernelDeclined(f"cuDNN does not take heads of {q.shape[-1]} in {kind} here")
+    out: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, False)[0]
+    return out

@@ -21,9 +21,9 @@ class FusionQuality(io.ComfyNode):
             display_name="Ideogram 4 Fusion Quality",
             category=CATEGORY,
             description="Mounts fused Triton kernels on the blocks of an Ideogram 4 model. Place it behind LoRA "
-            "loaders and in front of the sampler; of several, the last one counts. Where kernels cannot run, the "
-            "model stays stock and the status says why. In a graph with two models the quality of the first holds for "
-            "both.",
+            "loaders and in front of the sampler; of several, the last one counts. Where kernels cannot run, "
+            "the blocks stay stock and the status says why. In a graph with two models the quality of the first holds "
+            "for both.",
             search_aliases=["ideogram", "speed", "triton", "kernel", "lossless", "optimize"],
             inputs=[model_input(), quality_input("quality", "lossless", "What may change."), *piece_inputs()],
             outputs=[

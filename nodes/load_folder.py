@@ -38,8 +38,9 @@ class LoadIdeogram4Folder(io.ComfyNode):
                     default=AUTO,
                     optional=True,
                     advanced=True,
-                    tooltip="Of transformers in row-wise fp8: bf16 is fastest and takes 19 GB; fp8 keeps the file's "
-                    "9 GB and dequantises in each step; auto is bf16 where that fits. The picture is the same.",
+                    tooltip="Of transformers in row-wise fp8: bf16 takes 19 GB and is fastest at off and lossless; fp8 "
+                    "keeps the file's 9 GB, is dequantised in each step, and is fastest at high, which multiplies it "
+                    "as it is; auto is bf16 where that fits. At off and lossless the picture is the same.",
                 ),
             ],
             outputs=[

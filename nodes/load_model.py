@@ -37,9 +37,10 @@ class LoadIdeogram4(io.ComfyNode):
                     default=AUTO,
                     optional=True,
                     advanced=True,
-                    tooltip="Of the official row-wise fp8 file alone: bf16 is fastest and takes 19 GB; fp8 keeps the "
-                    "file's 9 GB and dequantises in each step; auto is bf16 where that fits. The picture is the same. "
-                    "Choose bf16 to merge models, or for LoRAs that conditioning brings: neither works on fp8.",
+                    tooltip="Of the official row-wise fp8 file alone: bf16 takes 19 GB and is fastest at off and "
+                    "lossless; fp8 keeps the file's 9 GB, is dequantised in each step, and is fastest at high, which "
+                    "multiplies it as it is; auto is bf16 where that fits. At off and lossless the picture is the "
+                    "same. Choose bf16 to merge models, or for LoRAs that conditioning brings: neither works on fp8.",
                 ),
             ],
             outputs=[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 pytest.importorskip("triton")
 pytest.importorskip("diffusers")
 
+from ideogram4_fusion.benchmarks import headless_generations
+from ideogram4_fusion.benchmarks.prompts import PROMPTS
 from ideogram4_fusion.checkpoint.folder import open_folder
 from ideogram4_fusion.comparison.metrics import compare
 from ideogram4_fusion.fusion.fusion import HIGH, LOSSLESS, OFF
@@ -22,8 +25,8 @@ from ideogram4_fusion.hosts.diffusers.settings import Settings
 from ideogram4_fusion.sampling.presets import PRESETS
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-# Interpreted, a step of 256 pixels takes six seconds. With 36 tokens of image and these captions a row kernel is one
-# program of 64 rows.
+# Interpreted, a step of 256 pixels takes two to six seconds. With 36 tokens of image and these captions a row kernel is
+# one program of 64 rows.
 SIDE = 256 if torch.cuda.is_available() else 96
 # Their pictures are the same bytes, as test_headless_render.py demands; interpreted, stock is the faster of the two.
 REFERENCE = LOSSLESS if torch.cuda.is_available() else OFF
@@ -71,3 +74,19 @@ def test_high_is_near_lossless(models: Models, caption: str) -> None:
     print(f"{caption}: PSNR {found.psnr_db} dB, SSIM {found.ssim}")
     assert found.psnr_db is None or found.psnr_db >= PSNR_DB
     assert found.ssim is not None and found.ssim >= SSIM
+
+
+def test_make_bench_takes_it_as_real_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `make bench CHECKPOINT=folder` runs, at a size that a CPU renders in seconds."""
+    output = tmp_path / "headless.json"
+    short = ["--presets", "INSTANT_8", "--qualities", OFF, "--size", str(SIDE), "--generations", "2"]
+    monkeypatch.setattr("sys.argv", ["bench", str(DEMO_CHECKPOINT), *short, "--output", str(output)])
+    headless_generations.main()
+    found = json.loads(output.read_text(encoding="utf-8"))
+    assert found["origin"]["commit"]
+    assert [row["prompt"] for row in found["rows"]] == list(PROMPTS)
+    for row in found["rows"]:
+        assert (row["preset"], row["quality"], row["size"]) == ("INSTANT_8", OFF, SIDE)
+        assert row["seconds"] > 0 and row["seconds_spread"]["runs"] == 1
+        assert row["equal_to_stock"] and row["psnr_db"] is None and row["ssim"] is None
+    assert len({row["md5"] for row in found["rows"]}) == len(PROMPTS)

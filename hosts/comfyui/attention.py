@@ -11,11 +11,14 @@ from comfy.model_patcher import ModelPatcher
 
 from ...fusion.pieces import CUDNN, STOCK
 from ...kernels.attention import cudnn_attention, cudnn_is_faster
+from ...kernels.errors import KernelDeclined
 from .compiled import compiled
 
 log = logging.getLogger("ideogram4_fusion")
 
 OVERRIDE = "optimized_attention_override"
+
+_ELSEWHERE = "it does not run on an NVIDIA GPU"
 
 # What core hands on beside queries, keys, values, heads and mask without asking for other numbers.
 _NEUTRAL = {"skip_reshape", "transformer_options", "_inside_attn_wrapper"}
@@ -28,13 +31,13 @@ class CudnnAttention:
         choice: `auto` or `cudnn`.
 
     Attributes:
-        declined: why it left the last call to core, or None.
+        declined: why it left calls to core, each reason once.
         used: whether it ever took a call.
     """
 
     def __init__(self, choice: str) -> None:
         self.choice = choice
-        self.declined: str | None = None
+        self.declined: dict[str, None] = {}
         self.used = False
         self._failed: str | None = None
 
@@ -44,29 +47,33 @@ class CudnnAttention:
         if torch.compiler.is_compiling() or compiled(named.get("transformer_options") or {}):
             traced: torch.Tensor = stock(q, k, v, heads, mask, *args, **named)
             return traced
-        self.declined = self._failed or self._decline(stock, q, mask, args, named)
-        if self.declined is None:
+        # Threads of several GPUs share this object: what is decided for one call stays in it.
+        declined = self._failed or self._decline(stock, q, mask, args, named)
+        if declined is None:
             try:
                 out = cudnn_attention(q, k, v)
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError:
-                self.declined = self._failed = f"cuDNN does not take heads of {q.shape[-1]} here"
-                log.warning("Ideogram 4 fusion: attention stays ComfyUI's: %s", self._failed)
+            except KernelDeclined as refusal:
+                declined = str(refusal)
+            except RuntimeError as error:
+                declined = self._failed = f"cuDNN fails here: {' '.join(str(error).split())[:80]}"
+                log.warning("Ideogram 4 fusion: attention stays ComfyUI's: %s", declined)
             else:
                 self.used = True
                 return out.transpose(1, 2).flatten(2)
+        self.declined[declined] = None
         return stock(q, k, v, heads, mask, *args, **named)
 
     def _decline(
         self, stock: Any, q: torch.Tensor, mask: Any, args: tuple[Any, ...], named: dict[str, Any]
     ) -> str | None:
         if mask is not None:
-            return "it has a mask, and core takes cuDNN there itself"
+            return "it has a mask: core chooses"
         if args or not named.get("skip_reshape") or any(named[name] for name in named.keys() - _NEUTRAL):
             return "it is called otherwise than by Ideogram 4"
-        if not q.is_cuda or torch.version.hip is not None:
-            return "it does not run on an NVIDIA GPU"
+        if not _on_nvidia(q.device):
+            return _ELSEWHERE
         if self.choice == CUDNN:
             return None
         if stock is not core_default():
@@ -77,10 +84,15 @@ class CudnnAttention:
 
     @property
     def status(self) -> str:
-        """For the status line, as of the last call."""
-        if self.declined is not None:
-            return f"ComfyUI's ({self.declined})"
-        return "cuDNN" if self.used else "to be chosen on the first step"
+        """For the status line: all that it has done so far, so that calls that alternate do not change it."""
+        reasons = "; ".join(self.declined)
+        if self.used:
+            return f"cuDNN, else ComfyUI's ({reasons})" if reasons else "cuDNN"
+        return f"ComfyUI's ({reasons})" if reasons else "to be chosen on the first step"
+
+
+def _on_nvidia(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None
 
 
 def core_default() -> Any:
@@ -96,9 +108,20 @@ def attention_of(model: ModelPatcher) -> CudnnAttention | None:
 
 
 def set_attention(model: ModelPatcher, choice: str) -> None:
-    """Puts it on a MODEL, or takes it off for `stock`. Another pack's override stays, whatever is chosen."""
+    """Puts it on a MODEL, or takes it off for `stock`.
+
+    Another pack's override stays, whatever is chosen; so does an attention that the checkpoint asks for, which newer
+    cores leave out where there is an override.
+    """
     options = model.model_options.setdefault("transformer_options", {})
     if attention_of(model) is not None:
         del options[OVERRIDE]
-    if choice != STOCK and OVERRIDE not in options:
-        options[OVERRIDE] = CudnnAttention(choice)
+    if choice != STOCK and OVERRIDE not in options and not _asks_for_its_own(model):
+        options[OVERRIDE] = ours = CudnnAttention(choice)
+        if not _on_nvidia(torch.device(model.load_device)):
+            ours.declined[_ELSEWHERE] = None  # known before the first step
+
+
+def _asks_for_its_own(model: ModelPatcher) -> bool:
+    preferences = (getattr(module, "comfy_attention", None) for module in model.model.modules())
+    return any(getattr(preference, "function", None) is not None for preference in preferences)

@@ -61,7 +61,7 @@ class FusionWrapper:
             return executor(*args, **kwargs)
         override = options.get(OVERRIDE)
         before = self._state(override)
-        out = self.fusion.run(model, lambda: executor(*args, **kwargs), again=not _wrapped(options))
+        out = self.fusion.run(model, lambda: executor(*args, **kwargs), lambda: not _watched(model, options))
         if self.tell is not None and self._state(override) != before:
             line = self.fusion.status(model, _foreign_attention(override))
             self.tell(_with_attention(line, self.fusion, override))
@@ -149,10 +149,15 @@ def _foreign_attention(override: Any) -> dict[str, str]:
     return {} if ours else {ROPE: "another node's attention is around it"}
 
 
-def _wrapped(transformer_options: Mapping[str, Any]) -> bool:
-    """Whether others stand around the model, who would see a forward that is run twice as two steps."""
+def _watched(model: nn.Module, transformer_options: Mapping[str, Any]) -> bool:
+    """Whether others look on, who would see a forward that is run twice as two steps."""
     wrappers = transformer_options.get("wrappers", {})
-    return any(wrappers.get(kind, {}).keys() - {KEY} for kind in (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL))
+    override = transformer_options.get(OVERRIDE)
+    return (
+        any(wrappers.get(kind, {}).keys() - {KEY} for kind in (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL))
+        or not (override is None or isinstance(override, CudnnAttention))
+        or any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    )
 
 
 def unfused_reason(model: ModelPatcher) -> str | None:

@@ -38,7 +38,7 @@ CHOICES = (AUTO, BF16, FP8)
 class RowWiseFP8Layout(QuantizedLayout):  # type: ignore[misc]  # core is untyped
     """w = w8.to(bf16) * scale.to(bf16)[:, None], scale [out] float32: the reference implementation's weights.
 
-    No operation is registered for it, so that every one gets a dequantised weight.
+    No operation is registered for it, so that core's get a dequantised weight; `high` multiplies it as it is.
     """
 
     Params = TensorCoreFP8Layout.Params

@@ -97,8 +97,8 @@ def preset_status(preset: Preset, unconditional: ModelPatcher | None = None, mod
         model: the one that it guides.
     """
     runs = [(scale, len(list(steps))) for scale, steps in groupby(preset.guidance)]
-    guided = " then ".join(f"{count} at guidance {scale:g}" for scale, count in runs)
-    line = f"{preset.name}: {guided}, made for {preset.checkpoint} and poor on others"
+    guided = " then ".join(f"{count} steps at guidance {scale:g}" for scale, count in runs)
+    line = f"{preset.name}: {guided}; made for {preset.checkpoint}, others may give poor pictures"
     if unconditional is not None and not preset.needs_unconditional:
         line += f"; WARNING: the unconditional model is connected and not used, {preset.name} runs one model"
     if unconditional is not None and model is not None and preset.needs_unconditional:

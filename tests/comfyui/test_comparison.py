@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from comfy.model_patcher import ModelPatcher
 from ideogram4_fusion.comparison.report import text
+from ideogram4_fusion.fusion import proof
 from ideogram4_fusion.fusion.chains import load_chains
 from ideogram4_fusion.hosts.comfyui.comparison import Comparison, compare_qualities
 from ideogram4_fusion.hosts.comfyui.quality import fusion_of, set_quality
@@ -63,16 +66,25 @@ def test_off_and_lossless_are_identical(model: ModelPatcher, preset: str) -> Non
 
 def test_a_kernel_that_differs_is_close_in_high(model: ModelPatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = load_chains()["silu-mul"].eager
-    replace_kernel(monkeypatch, "silu-mul", lambda a, b: eager(a, b) * 1.01)
+    replace_kernel(monkeypatch, "silu-mul", lambda *args: eager(*args) * 1.01)
     result = compare(model, "off", "high")
-    assert result.report.verdict.startswith(("CLOSE: ", "NOT CLOSE: ")) and "dB" in result.report.verdict
+    assert result.report.verdict.startswith("CLOSE: ") and "dB" in result.report.verdict
     assert result.gain >= 1 and result.report.latents is not None and result.report.latents.differing > 0
     assert "values differed" in result.report.b.status
 
 
+def test_a_result_under_the_bar_fails_in_words(model: ModelPatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel so far off would be refused; here nothing refuses it."""
+    monkeypatch.setattr(proof, "FARTHEST", math.inf)
+    eager = load_chains()["silu-mul"].eager
+    replace_kernel(monkeypatch, "silu-mul", lambda *args: -100 * eager(*args))
+    verdict = compare(model, "off", "high").report.verdict
+    assert verdict.startswith("NOT CLOSE: ") and verdict.endswith("which fails the bar of 25 dB")
+
+
 def test_the_same_wrong_kernel_is_identical_in_lossless(model: ModelPatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = load_chains()["silu-mul"].eager
-    replace_kernel(monkeypatch, "silu-mul", lambda a, b: eager(a, b) * 1.01)
+    replace_kernel(monkeypatch, "silu-mul", lambda *args: eager(*args) * 1.01)
     result = compare(model, "off", "lossless")
     assert result.report.latents is not None and result.report.latents.differing == 0
     assert "silu-mul stock (" in result.report.b.status
@@ -80,7 +92,9 @@ def test_the_same_wrong_kernel_is_identical_in_lossless(model: ModelPatcher, mon
 
 def test_non_finite_pixels_are_reported_first(model: ModelPatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = load_chains()["gate"].eager
-    replace_kernel(monkeypatch, "gate", lambda *args: eager(*args) * torch.nan)
+    calls = itertools.count()
+    # Right for as long as it is compared, in the warm-up.
+    replace_kernel(monkeypatch, "gate", lambda *args: eager(*args) * (1.0 if next(calls) < 20 else torch.nan))
     assert compare(model, "off", "high").report.verdict.startswith("NOT COMPARED: non-finite pixels in B")
 
 

@@ -134,7 +134,8 @@ def test_a_status_names_the_checkpoint_and_warns_of_a_model_in_vain(
     model: ModelPatcher, unconditional: ModelPatcher
 ) -> None:
     assert preset_status(PRESETS["DEFAULT_20"], unconditional) == (
-        "DEFAULT_20: 18 at guidance 7 then 2 at guidance 3, made for ideogram-ai/ideogram-4-fp8 and poor on others"
+        "DEFAULT_20: 18 steps at guidance 7 then 2 steps at guidance 3; "
+        "made for ideogram-ai/ideogram-4-fp8, others may give poor pictures"
     )
     for name in ("INSTANT_8", "FAST_20"):
         line = preset_status(PRESETS[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from pathlib import Path
 from typing import Any
 
@@ -81,24 +82,26 @@ def test_it_repeats_itself_from_the_first_render_on(model: ModelPatcher) -> None
 @pytest.mark.skipif(ON_GPU, reason="there it runs")
 def test_where_cudnn_does_not_run_attention_is_core_s_and_the_status_says_so(model: ModelPatcher) -> None:
     high, _ = set_quality(model, "high", pieces=Pieces("cudnn"))
-    assert status(high).endswith("attention: to be chosen on the first step")
-    assert torch.equal(render(high), render(model))
-    assert status(high).endswith("attention: ComfyUI's (it does not run on an NVIDIA GPU)")
+    for _ in range(2):
+        assert status(high).endswith("attention: ComfyUI's (it does not run on an NVIDIA GPU)")
+        assert torch.equal(render(high), render(model))
 
 
 class _OnAnyGpu(torch.Tensor):
     """A tensor that says it lies on an NVIDIA GPU."""
 
-    is_cuda = True
+    device = torch.device("cuda")  # type: ignore[assignment]
 
 
-def called(choice: str, stock: Any, monkeypatch: pytest.MonkeyPatch, **named: Any) -> tuple[torch.Tensor, str | None]:
+def called(
+    choice: str, stock: Any, monkeypatch: pytest.MonkeyPatch, **named: Any
+) -> tuple[torch.Tensor, attention.CudnnAttention]:
     """An override's answer to a call as Ideogram 4's, on what passes for a Hopper GPU whose cuDNN gives ones."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(attention, "cudnn_attention", lambda q, k, v: torch.ones(1, 2, 3, 256))
     ours = attention.CudnnAttention(choice)
     q = torch.zeros(1, 2, 3, 256).as_subclass(_OnAnyGpu)
-    return ours(stock, q, q, q, 2, named.pop("mask", None), skip_reshape=True, **named), ours.declined
+    return ours(stock, q, q, q, 2, named.pop("mask", None), skip_reshape=True, **named), ours
 
 
 def theirs(*args: Any, **named: Any) -> torch.Tensor:
@@ -106,8 +109,8 @@ def theirs(*args: Any, **named: Any) -> torch.Tensor:
 
 
 def test_auto_takes_cudnn_where_core_s_default_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, declined = called("auto", core_default(), monkeypatch)
-    assert declined is None and out.shape == (1, 3, 512) and bool((out == 1).all())
+    out, ours = called("auto", core_default(), monkeypatch)
+    assert ours.status == "cuDNN" and out.shape == (1, 3, 512) and bool((out == 1).all())
 
 
 @pytest.mark.parametrize(
@@ -123,8 +126,8 @@ def test_auto_takes_cudnn_where_core_s_default_runs(monkeypatch: pytest.MonkeyPa
 def test_it_leaves_to_core_what_it_does_not_stand_for(
     monkeypatch: pytest.MonkeyPatch, choice: str, named: dict[str, Any], words: str
 ) -> None:
-    out, declined = called(choice, theirs, monkeypatch, **named)
-    assert bool((out == 2).all()) and declined is not None and words in declined
+    out, ours = called(choice, theirs, monkeypatch, **named)
+    assert bool((out == 2).all()) and ours.status.startswith("ComfyUI's (") and words in ours.status
 
 
 def test_cudnn_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +143,47 @@ def test_cudnn_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) ->
     q = torch.zeros(1, 2, 3, 64).as_subclass(_OnAnyGpu)
     for _ in range(3):
         assert bool((ours(theirs, q, q, q, 2, None, skip_reshape=True) == 2).all())
-    assert len(tries) == 1 and ours.status == "ComfyUI's (cuDNN does not take heads of 64 here)"
+    assert len(tries) == 1 and ours.status == "ComfyUI's (cuDNN fails here: No available kernel)"
+
+
+def test_calls_that_alternate_do_not_change_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guidance with a mask on one side: taken, declined, taken, declined."""
+    _, ours = called("cudnn", theirs, monkeypatch)
+    q = torch.zeros(1, 2, 3, 256).as_subclass(_OnAnyGpu)
+    seen = []
+    for mask in (torch.zeros(1), None) * 2:
+        ours(theirs, q, q, q, 2, mask, skip_reshape=True)
+        seen.append(ours.status)
+    assert set(seen) == {"cuDNN, else ComfyUI's (it has a mask: core chooses)"}
+
+
+def test_an_attention_that_the_checkpoint_asks_for_is_kept(model: ModelPatcher) -> None:
+    """As newer cores find it: a preference beside the block's attention."""
+    asks = types.SimpleNamespace(function=theirs)
+    block = model.model.diffusion_model.layers[0].attention
+    object.__setattr__(block, "comfy_attention", asks)
+    try:
+        assert attention.attention_of(set_quality(model, "high")[0]) is None
+    finally:
+        object.__delattr__(block, "comfy_attention")
+    assert attention.attention_of(set_quality(model, "high")[0]) is not None
+
+
+def test_another_packs_attention_is_called_once_a_step(model: ModelPatcher) -> None:
+    calls: list[int] = []
+
+    def counting(stock: Any, *args: Any, **named: Any) -> Any:
+        calls.append(1)
+        return stock(*args, **named)
+
+    def counted(quality: str) -> int:
+        watched, _ = set_quality(model, quality)
+        watched.model_options["transformer_options"][OVERRIDE] = counting
+        calls.clear()
+        render(watched)
+        return len(calls)
+
+    assert counted("high") == counted("off") > 0
 
 
 def test_core_still_hands_an_override_what_this_one_stands_for(model: ModelPatcher) -> None:

@@ -1,4 +1,4 @@
-"""The shipped workflows, and model files of the names that they ask for: a tiny checkpoint, and placeholders."""
+"""The shipped workflows, and what they ask for: a tiny checkpoint, placeholders, the demo's own model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ideogram4_fusion.tests.tiny import split_names, tiny_config, tiny_state_dic
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
+DEMO = "ideogram4_demo"  # the one whose model comes with a clone
+DEMO_CHECKPOINT = ROOT / "demo_model" / "checkpoint"
 
 
 def read_workflow(name: str) -> dict[str, Any]:
@@ -32,6 +34,14 @@ def write_models(models: Path) -> None:
             _write_checkpoint(path)
         else:
             write_file(path, {})
+    link_demo(models / "diffusers")
+
+
+def link_demo(diffusers: Path) -> None:
+    """Puts the demo's checkpoint into a folder of checkpoints as the note of its workflow says."""
+    (loader,) = (node for node in read_workflow(DEMO)["nodes"] if node["type"] == "Ideogram4Fusion_LoadFolder")
+    diffusers.mkdir(parents=True, exist_ok=True)
+    (diffusers / loader["widgets_values"][0]).symlink_to(DEMO_CHECKPOINT, target_is_directory=True)
 
 
 def _write_checkpoint(path: Path) -> None:
