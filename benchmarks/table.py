@@ -159,16 +159,18 @@ def _distances(result: Mapping[str, Any] | None, brief: bool) -> Iterator[str]:
     if result is None:
         return
     blocks = {(row["layout"], row["variant"]): row for row in result["blocks"]}
+    presets = list(dict.fromkeys(row["preset"] for row in result["rows"]))
     lines: list[dict[str, str]] = []
     for layout, variant in dict.fromkeys((row["layout"], row["variant"]) for row in result["rows"]):
         if brief and variant not in WHOLE:
             continue
         rows = [row for row in result["rows"] if (row["layout"], row["variant"]) == (layout, variant)]
+        found = {row["preset"]: row for row in rows}
         stored, described = LAYOUTS[layout]
         cells = {
             "distance": variant if variant in (*WHOLE, "stock") else f"high: {variant}",
             "weights": described,
-            **{f"{row['preset']}: PSNR dB, SSIM": _pictures(row) for row in rows},
+            **{f"{p}: PSNR dB, SSIM": _pictures(found[p]) if p in found else "" for p in presets},
             TO_FP32: _least([row["psnr_db_to_fp32"] for row in rows], 1),
             **{f"velocity from {other}": _velocities([row[error] for row in rows]) for other, error in ERRORS.items()},
             OF_BLOCK: ", ".join(f"{ceiled(100 * blocks[stored, variant][error], 1)} %" for error in ERRORS.values()),

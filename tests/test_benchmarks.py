@@ -22,6 +22,7 @@ from ideogram4_fusion.checkpoint.completeness import linear_shapes
 from ideogram4_fusion.checkpoint.folder import open_folder
 from ideogram4_fusion.fusion.proof import paired
 from ideogram4_fusion.hosts.diffusers.command import DEMO_CHECKPOINT
+from ideogram4_fusion.kernels.attention import TABLE
 
 # What was asked of the pack: of the default setting on an H200, ratios to stock by size; and of `high`, with the demo's
 # weights and by each layout and preset, its PSNR to lossless.
@@ -277,3 +278,12 @@ def test_bytes_of_a_chain() -> None:
     assert moved["modulate", torch.float8_e4m3fn] == 1.5 * row
     assert moved["gate+modulate", torch.float8_e4m3fn] == 3.5 * row
     assert moved["gate", torch.bfloat16] == 3 * row
+
+
+def test_attention_is_chosen_by_what_was_measured() -> None:
+    rows = results("attention")["rows"]
+    times = {(row["tokens"], row["backend"]): row["us"] for row in rows}
+    (entry,) = TABLE
+    for tokens, measured in entry.measured_us.items():
+        found = times[tokens, "FLASH_ATTENTION"], times[tokens, "CUDNN_ATTENTION"]
+        assert measured == tuple(map(round, found))
