@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -315,7 +316,8 @@ def _pictures(shown: dict[str, Json], node: Json, *keys: str) -> list[Image.Imag
 def _named(picture: Image.Image, x: int, y: int) -> str:
     """The named colour next to that of a pixel."""
     pixel = picture.getpixel((x, y))
-    return min(colours.NAMES, key=lambda name: sum((a - b) ** 2 for a, b in zip(colours.RGB[name], pixel, strict=True)))
+    assert isinstance(pixel, tuple)
+    return min(colours.NAMES, key=lambda name: math.dist(colours.RGB[name], pixel))
 
 
 def _keys(caption: Any) -> Any:
