@@ -18,6 +18,7 @@ from ideogram4_fusion.fusion.chains import ROWS_INPUT, Chain, load_chains
 from ideogram4_fusion.fusion.fusion import Fusion
 from ideogram4_fusion.fusion.pieces import ALL, NONE, Pieces
 from ideogram4_fusion.kernels.attention import TABLE, attention_reference, cudnn_attention, cudnn_is_faster
+from ideogram4_fusion.kernels.errors import KernelDeclined
 from ideogram4_fusion.kernels.row_scaling import scale_rows_reference
 from ideogram4_fusion.tests.fp8_stack import Block, make_fp8_fusion, make_fp8_inputs, make_fp8_stack
 from ideogram4_fusion.tests.fusing import run
@@ -220,6 +221,12 @@ def test_the_table_names_what_it_was_measured_with() -> None:
         assert all(cudnn < flash for flash, cudnn in entry.measured_us.values())
     assert cudnn_is_faster((9, 0), 256)
     assert not cudnn_is_faster((8, 9), 256) and not cudnn_is_faster((12, 0), 256) and not cudnn_is_faster((9, 0), 64)
+
+
+def test_attention_that_cudnn_does_not_take_is_declined_by_name() -> None:
+    q = torch.zeros(1, 2, 16, 256, device=DEVICE)
+    with pytest.raises(KernelDeclined, match="cuDNN does not take heads of 256 in float32 here"):
+        cudnn_attention(q, q, q)
 
 
 @pytest.mark.skipif(

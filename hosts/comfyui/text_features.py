@@ -9,7 +9,7 @@ once before the first step, gives the same bytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import comfy.model_management
@@ -73,16 +73,15 @@ class TextFeaturesOnDevice:
         self._off = False
 
     def __call__(self, executor: Any, guider: Any, sigmas: Any, extra_args: dict[str, Any], *args: Any) -> Any:
-        if self._off or self._watched(extra_args.get("model_options", {})):
+        stock = guider.conds
+        if self._off or self._watched(extra_args.get("model_options", {})) or _is_spread(stock):
             return executor(guider, sigmas, extra_args, *args)
         device, dtype = guider.model_patcher.load_device, guider.inner_model.get_dtype_inference()
-        stock = guider.conds
         guider.conds = {
             name: None if conds is None else [_converted(cond, device, dtype) for cond in conds]
             for name, conds in stock.items()
         }
-        every = (c.get("model_conds", {}).get(CROSS_ATTENTION) for conds in guider.conds.values() for c in conds or ())
-        sums = [(each.cond, _sum_of_bits(each.cond)) for each in every if isinstance(each, _Uncopied)]
+        sums = [(each.cond, _sum_of_bits(each.cond)) for each in _text(guider.conds) if isinstance(each, _Uncopied)]
         try:
             samples = executor(guider, sigmas, extra_args, *args)
         finally:
@@ -99,6 +98,16 @@ class TextFeaturesOnDevice:
         wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
         others = (wrappers.get(kind, {}).keys() - {self._key} for kind in _BETWEEN)
         return any(others) or any(model_options.get(name) for name in _BETWEEN_OPTIONS)
+
+
+def _text(conds: Mapping[str, list[dict[str, Any]] | None]) -> Iterator[Any]:
+    """The text features of all conditionings, or None where one has none."""
+    return (c.get("model_conds", {}).get(CROSS_ATTENTION) for several in conds.values() for c in several or ())
+
+
+def _is_spread(conds: Mapping[str, list[dict[str, Any]] | None]) -> bool:
+    """Whether text features lie on several devices: core then runs apart what it would batch on one."""
+    return len({features.cond.device for features in _text(conds) if isinstance(features, CONDRegular)}) > 1
 
 
 def _converted(cond: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import comfy.hooks
@@ -9,10 +10,12 @@ import comfy.model_base
 import comfy.model_management
 import pytest
 import torch
+from comfy.conds import CONDRegular
 from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP, add_wrapper_with_key
 from ideogram4_fusion.hosts.comfyui.quality import set_quality
 from ideogram4_fusion.hosts.comfyui.sampling import find_preset, make_guider, preset_sigmas, sample
+from ideogram4_fusion.hosts.comfyui.text_features import TextFeaturesOnDevice
 from ideogram4_fusion.tests.comfyui.models import ON_GPU, conditioning, empty_latent, load, write_checkpoint
 
 PRESET = find_preset("INSTANT_8")
@@ -68,6 +71,26 @@ def test_the_model_is_given_the_same_values_converted(
         assert torch.equal(theirs.to(device, torch.bfloat16), ours)
     if batch == 1:
         assert len({ours.data_ptr() for ours in given}) == 1, "no copy a step"
+
+
+def test_conditionings_on_two_devices_are_left_to_core() -> None:
+    """core batches what lies on one device; brought together they would be batched, and so computed, otherwise."""
+
+    def conds(device: str) -> list[dict[str, Any]]:
+        return [{"model_conds": {"c_crossattn": CONDRegular(torch.zeros(1, 4, 8, device=device))}}]
+
+    given: list[Any] = []
+
+    def executor(guider: Any, *_: Any) -> None:
+        given.append(guider.conds)
+
+    patcher = types.SimpleNamespace(load_device=torch.device("cpu"))
+    inner = types.SimpleNamespace(get_dtype_inference=lambda: torch.bfloat16)
+    for devices, left in ((("cpu", "meta"), True), (("cpu", "cpu"), False)):
+        stock = {name: conds(device) for name, device in zip(("positive", "negative"), devices, strict=True)}
+        guider = types.SimpleNamespace(conds=stock, model_patcher=patcher, inner_model=inner)
+        TextFeaturesOnDevice("key")(executor, guider, None, {})
+        assert (given.pop() is stock) == left and guider.conds is stock
 
 
 def test_the_callers_conditioning_stays_as_it_is(inference: None, model: ModelPatcher) -> None:
