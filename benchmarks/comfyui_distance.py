@@ -27,7 +27,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -38,24 +38,22 @@ from ..checkpoint.folder import open_folder
 from ..demo_model.captions import random_caption
 from ..demo_model.posters import SIDE, random_poster
 from ..fusion.fusion import HIGH, LOSSLESS, OFF
-from ..fusion.pieces import ALL, CUDNN, NONE, STOCK, Pieces
+from ..fusion.pieces import ALL, CUDNN, NONE
 from . import layouts, record
 from .comfyui_process import start_comfyui
 from .distances import compared, errors, relative
+from .pieces import ALONE
 from .random_checkpoint import random_features, write_random_checkpoint
 
 ROW_WISE, SCALED = LAYOUTS = ("row-wise fp8", "fp8_scaled")
 REFERENCE, FP32 = "lossless", "fp32"
-# A quality and the pieces of `high`. cuDNN by name, since `auto` would not take it for the demo's heads of 64.
+# cuDNN by name, since `auto` would not take it for the demo's heads of 64.
+CHOSEN = {"nothing": NONE, **ALONE, "attention": replace(NONE, attention=CUDNN)}
 VARIANTS = {
     REFERENCE: (LOSSLESS, ALL),
-    "high": (HIGH, Pieces(CUDNN, ALL.fast_accumulation, ALL.row_wise_fp8, ALL.unproven_chains)),
+    "high": (HIGH, replace(ALL, attention=CUDNN)),
     "stock": (OFF, ALL),
-    "nothing": (HIGH, NONE),
-    "attention": (HIGH, Pieces(CUDNN, False, False, False)),
-    "fast accumulation": (HIGH, Pieces(STOCK, True, False, False)),
-    "row-wise fp8": (HIGH, Pieces(STOCK, False, True, False)),
-    "unproven chains": (HIGH, Pieces(STOCK, False, False, True)),
+    **{name: (HIGH, pieces) for name, pieces in CHOSEN.items()},
 }
 # What the model is asked at, and its noise level, in every step; then where the last one ends, at 0.
 Way = list[tuple[torch.Tensor, float]]

@@ -32,17 +32,11 @@ from typing import Any
 
 import torch
 
-from ..fusion.pieces import AUTO, STOCK, Pieces
 from . import record
 from .comfyui_process import start_comfyui
+from .pieces import ALONE
 from .random_checkpoint import WEIGHTS, random_features, write_random_checkpoint
 
-PIECES = {
-    "attention": Pieces(attention=AUTO, fast_accumulation=False, row_wise_fp8=False, unproven_chains=False),
-    "fast accumulation": Pieces(STOCK, fast_accumulation=True, row_wise_fp8=False, unproven_chains=False),
-    "row-wise fp8": Pieces(STOCK, fast_accumulation=False, row_wise_fp8=True, unproven_chains=False),
-    "unproven chains": Pieces(STOCK, fast_accumulation=False, row_wise_fp8=False, unproven_chains=True),
-}
 FP8, BF16 = "fp8", "bf16"  # as the loader takes them
 STEP_PRESET = "FAST_20"
 LARGE, STEPS_OF_LARGE = 1536, 6  # pixels from which on fewer steps do: a step is then most of a second
@@ -59,7 +53,7 @@ def main() -> None:
     parser.add_argument("--generations", nargs="*", default=["INSTANT_8", "FAST_20"], metavar="PRESET")
     parser.add_argument("--size", type=int, default=1024, help="of the generations, pixels a side")
     parser.add_argument("--qualities", nargs="+", default=["lossless", "high"])
-    parser.add_argument("--pieces", nargs="*", choices=list(PIECES), default=[], metavar="PIECE")
+    parser.add_argument("--pieces", nargs="*", choices=list(ALONE), default=[], metavar="PIECE")
     parser.add_argument("--piece-sizes", type=int, nargs="*", default=[1024, 2048])
     parser.add_argument("--patcher", choices=["dynamic", "plain"], default="dynamic")
     parser.add_argument("--rounds", type=int, default=3)
@@ -86,7 +80,7 @@ def run(file: Path, options: argparse.Namespace, output: Path) -> None:
 
     model = load_diffusion_model(file, options.row_wise_weights)
     sides = {"off": model} | {quality: set_quality(model, quality)[0] for quality in options.qualities}
-    alone = {f"high: {name}": set_quality(model, "high", pieces=PIECES[name])[0] for name in options.pieces}
+    alone = {f"high: {name}": set_quality(model, "high", pieces=ALONE[name])[0] for name in options.pieces}
     checkpoint = record.checkpoint(file, describe_file(file, options.row_wise_weights))
     origin = record.origin(comfy.model_management.get_torch_device())
     steps: list[dict[str, Any]] = []

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from ..checkpoint.convert import StateDict, dequantise_row_wise, to_fused_names
+from ..checkpoint.convert import E4M3_MAX, StateDict, dequantise_row_wise, to_fused_names
+from ..checkpoint.quantisation import fp8_mark
 from ..checkpoint.shards import find_shards
 
-FP8_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
 _EMBEDDING = "embed_image_indicator"  # the one weight of two dimensions that is looked up, not multiplied
-_MARK = json.dumps({"format": "float8_e4m3fn"}).encode()
 
 
 def dequantised(file: Path) -> StateDict:
@@ -32,10 +30,10 @@ def as_scaled(weights: StateDict) -> StateDict:
         if weight.ndim != 2 or module == _EMBEDDING:
             tensors[name] = weight
             continue
-        scale = weight.abs().amax().float() / FP8_MAX
+        scale = weight.abs().amax().float() / E4M3_MAX
         tensors[name] = (weight.float() / scale).to(torch.float8_e4m3fn)
         tensors[f"{module}.weight_scale"] = scale
-        tensors[f"{module}.comfy_quant"] = torch.tensor(list(_MARK), dtype=torch.uint8)
+        tensors[f"{module}.comfy_quant"] = fp8_mark()
     return tensors
 
 

@@ -9,7 +9,6 @@ input, so that activations stay in bf16's comfortable range.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,9 @@ import torch
 from safetensors.torch import save_file
 
 from ..checkpoint.completeness import linear_shapes, other_shapes
+from ..checkpoint.convert import E4M3_MAX
 from ..checkpoint.dimensions import Dimensions
+from ..checkpoint.quantisation import fp8_mark
 from .record import RANDOM
 
 # ideogram-ai/ideogram-4.
@@ -36,7 +37,6 @@ OFFICIAL = Dimensions(
 LAYERS, TEXT = OFFICIAL.num_layers, OFFICIAL.llm_features_dim
 TEXT_TOKENS = 256  # of the prompts measured with
 WEIGHTS = ("fp8_scaled", "fp8_row_wise", "bf16")
-FP8_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
 
 
 def random_tensors(layers: int, weights: str, device: torch.device, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -54,14 +54,13 @@ def random_tensors(layers: int, weights: str, device: torch.device, seed: int = 
             tensors[f"{name}.weight"] = weight.bfloat16().cpu()
         else:
             scale = weight.abs().amax() if weights == "fp8_scaled" else weight.abs().amax(dim=1)
-            scale = scale / FP8_MAX
+            scale = scale / E4M3_MAX
             tensors[f"{name}.weight"] = (weight / (scale if scale.ndim == 0 else scale[:, None])).to(
                 torch.float8_e4m3fn
             ).cpu()  # fmt: skip
             tensors[f"{name}.weight_scale"] = scale.float().cpu()
             if weights == "fp8_scaled":
-                marker = json.dumps({"format": "float8_e4m3fn"}).encode()
-                tensors[f"{name}.comfy_quant"] = torch.tensor(list(marker), dtype=torch.uint8)
+                tensors[f"{name}.comfy_quant"] = fp8_mark()
     for name, others in other_shapes(dims, "fused").items():
         values = 1 + 0.1 * random(*others) if "norm" in name else 0.02 * random(*others)
         tensors[name] = values.bfloat16().cpu()

@@ -12,6 +12,8 @@ import torch
 
 StateDict = dict[str, torch.Tensor]
 
+E4M3_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
+
 _SPLIT_QKV = re.compile(r"(?P<attention>.+\.attention)\.to_(?P<part>[qkv])\.(?P<tensor>weight|weight_scale)")
 _FUSED_QKV = re.compile(r"(?P<attention>.+\.attention)\.qkv\.(?P<tensor>weight|weight_scale)")
 

@@ -26,6 +26,11 @@ FORMATS = {"F8_E4M3": "float8_e4m3fn", "U8": "nvfp4", "I8": "int8_tensorwise"}
 BITSANDBYTES = (".absmax", ".quant_map", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 
 
+def fp8_mark(**more: bool) -> torch.Tensor:
+    """ComfyUI's mark of an fp8 weight, as the `comfy_quant` tensor beside it: JSON of its format and `more`, uint8."""
+    return torch.tensor(list(json.dumps({"format": FORMATS["F8_E4M3"], **more}).encode()), dtype=torch.uint8)
+
+
 def quantised_layers(header: Header, prefix: str) -> dict[str, str]:
     """Modules that the file marks as quantised for ComfyUI -> format, "" where only the tensor's bytes say which.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .budget import Budget, set_rate
-from .drawing import draw, element_areas
+from .drawing import draw, error_weights
 
 CHANNELS = 32  # of a latent pixel; a token holds 2 x 2 of them
 TOKEN = 4 * CHANNELS
@@ -20,7 +20,6 @@ TOKEN = 4 * CHANNELS
 # channels at least: of one alone, a norm takes away its mean over the picture, and so the background's colour.
 _WIDTHS = (64, 64, 64, 64)
 _NOISE = 0.25  # at most, on latents of variance 1: the decoder learns to overlook what sampling leaves
-_WORD_WEIGHT, _SHAPE_WEIGHT = 3.0, 1.0  # of a pixel's error there, beyond that of the background
 _PEAK_RATE = 2e-3
 _REPORT_EVERY = 200  # steps
 
@@ -71,11 +70,10 @@ def _loss(reconstruction: nn.Module, rows: Tensor, batch: int, generator: torch.
     device = rows.device
     some = rows[torch.randint(len(rows), (batch,), generator=generator, device=device)]
     picture = draw(some)
-    word, shapes = element_areas(some)
     level = _NOISE * torch.rand(batch, 1, 1, generator=generator, device=device)
     noise = level * torch.randn(batch, (picture.shape[2] // 16) ** 2, TOKEN, generator=generator, device=device)
     error = reconstruction(picture, noise).float() - picture
-    weight = (1.0 + _WORD_WEIGHT * word + _SHAPE_WEIGHT * shapes)[:, None]
+    weight = error_weights(some)[:, None]
     edges = error.diff(dim=2).abs().mean() + error.diff(dim=3).abs().mean()
     loss = (weight * (error.abs() + error.square())).mean() + edges
     return loss, error.detach().square().mean()

@@ -21,6 +21,7 @@ _CELL = 44  # columns of a letter in the atlas
 _FINER = 4  # how much larger the letters are drawn before they are scaled into the atlas
 _CAP_HEIGHT, _STROKE = 0.84, 0.045  # of a capital, of the cell's height; and what its strokes are thickened by
 _ABSENT = -1.0
+_WORD_WEIGHT, _SHAPE_WEIGHT = 3.0, 1.0  # of an error there, beyond that of the background
 
 # Columns of a poster as a row of numbers; colours are indices into colours.NAMES.
 _FIRST, _SECOND, _SIDEWAYS = 0, 1, 2
@@ -63,6 +64,12 @@ def inside(kind: Tensor, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
     outlines = torch.stack([_circle(dx, dy, r), _square(dx, dy, r), _triangle(dx, dy, r), _star(dx, dy, r)], 1)
     index = kind.long().clamp(min=0)[:, None, None, None].expand(-1, 1, SIDE, SIDE)
     return outlines.gather(1, index)[:, 0]
+
+
+def error_weights(rows: Tensor) -> Tensor:
+    """How much each pixel's error counts in training, [N, 256, 256]: more where there is more to learn."""
+    word, shapes = element_areas(rows)
+    return 1.0 + _WORD_WEIGHT * word + _SHAPE_WEIGHT * shapes
 
 
 def element_areas(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, Qwen3VLModel
 
 from .autoencoder import TOKEN, latents
 from .captions import random_caption
-from .drawing import draw, element_areas
+from .drawing import draw, error_weights
 from .posters import SIDE, Poster, random_poster
 from .text_encoder import FEATURES, text_features, tokenise
 from .transformer import Examples
@@ -22,7 +22,6 @@ from .transformer import Examples
 _HELD_OUT_SEED = 20_000
 _ROOM = 8  # sequences are padded to a multiple of it, which kernels run best at
 _TOKENS = (SIDE // 16) ** 2
-_WORD_WEIGHT, _SHAPE_WEIGHT = 3.0, 1.0  # of a token's error there, beyond that of the background
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def cache_examples(
         part = slice(start, start + batch)
         features[part] = text_features(encoder, ids[part], length)
         tokens[part] = latents(autoencoder, draw(rows[part]))
-        weights[part] = _token_weights(rows[part])
+        weights[part] = functional.avg_pool2d(error_weights(rows[part]), 16).flatten(1)
     lengths = torch.tensor([len(each) for each in ids], device=device)
     return Examples(features, lengths, tokens, weights / weights.float().mean())
 
@@ -78,10 +77,3 @@ def cache_examples(
 def _random(random: Random, count: int, without: Collection[str]) -> list[Captioned]:
     posters = (random_poster(random, without) for _ in range(count))
     return [Captioned(poster, random_caption(poster, random)) for poster in posters]
-
-
-def _token_weights(rows: Tensor) -> Tensor:
-    """[N, tokens]: more where there is more to be learnt than the background's colour."""
-    word, shapes = element_areas(rows)
-    pixels = 1.0 + _WORD_WEIGHT * word + _SHAPE_WEIGHT * shapes
-    return functional.avg_pool2d(pixels, 16).flatten(1)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from ..checkpoint.convert import E4M3_MAX
 from ..checkpoint.dimensions import Dimensions
 from ..hosts.diffusers.load import replace_norms
 from .autoencoder import TOKEN
@@ -41,7 +42,6 @@ DIMENSIONS = Dimensions(
 )
 
 _GATE = 0.25  # of every branch at the start, before tanh
-_E4M3_MAX = 448.0
 # Noise levels are drawn as the presets space them, but with more of them near noise, where the layout is decided.
 _LEVEL_MEAN, _LEVEL_STD = 0.5, 1.75
 _PEAK_RATE = 1e-3
@@ -198,7 +198,7 @@ def rounded(weight: Tensor) -> Tensor:
     """What the row-wise fp8 of a weight [O, I] is dequantised to, in bfloat16; its gradient is the identity's."""
     plain = weight.bfloat16()
     with torch.no_grad():
-        scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / _E4M3_MAX
+        scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / E4M3_MAX
         stored = (weight / scale[:, None]).to(torch.float8_e4m3fn)
         off = stored.bfloat16() * scale.bfloat16()[:, None] - plain
     return plain + off

@@ -7,7 +7,6 @@ of one call. The numbers are those of weights dequantised once.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import comfy.float
@@ -17,16 +16,13 @@ import torch
 from comfy.quant_ops import QuantizedLayout, QuantizedTensor, TensorCoreFP8Layout, register_layout_class
 from torch import nn
 
-from ...checkpoint.convert import StateDict
+from ...checkpoint.convert import E4M3_MAX, StateDict
+from ...checkpoint.quantisation import fp8_mark
 
 LAYOUT = "Ideogram4RowWiseFP8Layout"
-FP8_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
 
 # So that a saved file does not pass for one of core's formats, as which core would misread its scales; it refuses this.
 FORMAT = "ideogram4_fp8_row_wise"
-
-# core's own format of fp8 Linears that multiply in the compute dtype.
-_MARK = {"format": "float8_e4m3fn", "full_precision_matrix_mult": True}
 
 # What a step needs beside the weights, as a share of them: 18.6 GB in bf16, and 2 GB at 2048 x 2048.
 _ROOM = 1.15
@@ -57,9 +53,9 @@ class RowWiseFP8Layout(QuantizedLayout):  # type: ignore[misc]  # core is untype
                 that a LoRA leaves alone by about a hundredth as well.
             inplace_ops: whether `tensor` may be overwritten; it is not.
         """
-        found = tensor.abs().amax(dim=1).float().div_(FP8_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
+        found = tensor.abs().amax(dim=1).float().div_(E4M3_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
         found = found.bfloat16().float()  # as it will meet the values again
-        scaled = (tensor.float() / found[:, None]).clamp_(-FP8_MAX, FP8_MAX)
+        scaled = (tensor.float() / found[:, None]).clamp_(-E4M3_MAX, E4M3_MAX)
         if stochastic_rounding > 0:
             qdata = comfy.float.stochastic_rounding(scaled, torch.float8_e4m3fn, seed=stochastic_rounding)
         else:
@@ -105,7 +101,7 @@ def keeps_fp8(choice: str, parameters: int) -> bool:
 
 def marked(state_dict: StateDict) -> StateDict:
     """Row-wise fp8 weights with the mark by which core gives them quantised Linears, and the other tensors in bf16."""
-    mark = torch.tensor(list(json.dumps(_MARK).encode()), dtype=torch.uint8)
+    mark = fp8_mark(full_precision_matrix_mult=True)  # core's fp8 Linears that multiply in the compute dtype
     marks = {
         f"{name.removesuffix('_scale').removesuffix('.weight')}.comfy_quant": mark.clone()
         for name in state_dict

@@ -18,14 +18,13 @@ from torch import nn
 from transformers import Qwen3VLConfig, Qwen3VLModel
 
 from ...checkpoint.completeness import linear_shapes, other_shapes
-from ...checkpoint.convert import StateDict
+from ...checkpoint.convert import E4M3_MAX, StateDict
 from ...checkpoint.dimensions import Dimensions
 from .tiny_tokenizer import VOCABULARY_SIZE, tiny_tokenizer
 
 _TAPS = 13  # layers of the text encoder whose outputs become features of a text token
 _TEXT_LAYERS = 36  # the last tap is the output of layer 35
 _TEXT_WIDTH = 32
-_E4M3_MAX = 448.0
 _CONTRAST = 0.3  # of the decoder's last layer: about 1 % of the values are then cut off at black and white
 _DIFFUSERS_FILE = "diffusion_pytorch_model.safetensors"
 
@@ -63,7 +62,7 @@ def quantise_row_wise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
     Source: the official release's weights, w = w8 * scale.
     """
-    scale = (weight.float().abs().amax(dim=1) / _E4M3_MAX).clamp(min=torch.finfo(torch.float32).tiny)
+    scale = (weight.float().abs().amax(dim=1) / E4M3_MAX).clamp(min=torch.finfo(torch.float32).tiny)
     return (weight.float() / scale[:, None]).to(torch.float8_e4m3fn), scale
 
 
