@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--seconds", type=float, default=500.0, help="for all of it; default: %(default)s")
     parser.add_argument("--autoencoder-seconds", type=float, default=130.0, help="of them; default: %(default)s")
-    parser.add_argument("--ending-seconds", type=float, default=40.0, help="left for pictures; default: %(default)s")
+    parser.add_argument("--ending-seconds", type=float, default=20.0, help="left for pictures; default: %(default)s")
     parser.add_argument("--posters", type=int, default=98_304, help="in the training set; default: %(default)s")
     parser.add_argument("--batch", type=int, default=256, help="the transformer's; default: %(default)s")
     parser.add_argument("--autoencoder-batch", type=int, default=16, help="default: %(default)s")

@@ -134,8 +134,7 @@ class Fusion:
         """Whether its next forward on `mount` may give something else than stock."""
         refused = self.ledger.refused
         differing = {chain for chain, (unequal, _) in self.ledger.differing.items() if unequal}
-        # Where a chain was just refused, fp8 products are still to be compared without it (`Ledger.settle`).
-        undecided = self._pieces.fast_accumulation and bool(differing)
+        undecided = self.ledger.deferred and (self._pieces.fast_accumulation or not self.ledger.exact)
         by_rows = mount.fp8.by_rows and ROWS_INPUT not in refused
         return bool(differing - refused.keys()) or undecided or self._accumulates_fast() or by_rows
 
@@ -164,7 +163,7 @@ class Fusion:
             parts.append("fp8 products with fast accumulation")
         if self._no_fast is not None and FP8_INPUT in self.ledger.differing:
             parts.append(f"fp8 products without fast accumulation ({self._no_fast})")
-        if self.quality == HIGH and self.ledger.proven and FP8_INPUT not in names and not mount.fp8.by_rows:
+        if self.quality == HIGH and self.ledger.settled and FP8_INPUT not in names and not mount.fp8.by_rows:
             parts.append("no products in fp8")
         if self.pieces.row_wise_fp8 and mount.fp8.by_rows:
             why = self.ledger.refused.get(ROWS_INPUT)

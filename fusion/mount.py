@@ -195,7 +195,7 @@ class Mount:
             return
         ours = self._tried(spared)
         if ours is not None:
-            self.evidence.count(FP8_INPUT).add(ours, stock)
+            self.evidence.count(FP8_INPUT).add(ours, stock, through_fp8=True)
 
     def _tried(self, form: Callable[[], Any]) -> Any:
         """What a form with fp8 in it gives; None where it raised, after which there is no more fp8."""

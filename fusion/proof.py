@@ -26,9 +26,12 @@ log = logging.getLogger("ideogram4_fusion")
 
 NO_ROOM = "too little memory to compare with stock"
 
-# How far, relative to stock, an unequal chain may be and still be taken for another rounding of the same. One step of
-# bf16 in every value is 0.004 at most; one step of fp8 in every tenth 0.02; a wrong kernel is off by more.
-FARTHEST = 0.02
+# How far a tensor of an unequal chain may be from stock's, relative, and still be taken for another rounding of it. One
+# step in every value is at most 2^-7 in bf16 and 2^-3 in fp8, where most values round alike; a wrong kernel is further
+# off.
+FARTHEST, FARTHEST_FP8 = 0.02, 0.1
+
+_AT_ONCE = 1 << 24  # values whose distance is taken at once, in float32
 
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -57,12 +60,17 @@ def raised(error: Exception) -> str:
     return f"its kernel raised {type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
-def _far(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Squared L2 norms of a - b and of b, as float32 [2] on their device."""
-    if a.element_size() == 1:
-        a, b = a.bfloat16(), b.bfloat16()
-    norms = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in (a - b, b)]
-    return torch.stack(norms).square()
+def _far(a: torch.Tensor, b: torch.Tensor, farthest: float) -> torch.Tensor:
+    """Relative L2 distance of `a` from `b` over the farthest that it may be, float32 on their device.
+
+    NaN where one of them has a NaN; equal infinities are no distance.
+    """
+    off, whole = torch.zeros((), device=b.device), torch.zeros((), device=b.device)
+    for ours, theirs in zip(a.reshape(-1).split(_AT_ONCE), b.reshape(-1).split(_AT_ONCE), strict=True):
+        x, y = ours.float(), theirs.float()
+        off += (x - y).where(x != y, 0.0).square().sum()
+        whole += y.where(y.isfinite(), 0.0).square().sum()
+    return torch.where(off == 0.0, 0.0, (off / whole).sqrt() / farthest)
 
 
 @dataclass
@@ -70,7 +78,7 @@ class Count:
     """Values compared so far, and the differing ones among them, still on the device.
 
     Attributes:
-        measured: whether it keeps how far they are from stock too: a temporary copy more.
+        measured: whether it keeps how far the tensors are from stock too.
     """
 
     measured: bool = False
@@ -78,19 +86,22 @@ class Count:
     unequal: list[torch.Tensor] = field(default_factory=list)
     far: list[torch.Tensor] = field(default_factory=list)
 
-    def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
+    def add(self, a: torch.Tensor, b: torch.Tensor, through_fp8: bool = False) -> None:
+        """Takes a tensor and stock's; `through_fp8` where it was computed from what was rounded to fp8."""
         self.unequal.append(differing(a, b))
         self.compared += a.numel()
         if self.measured:
-            self.far.append(_far(a, b))
+            coarse = through_fp8 or a.element_size() == 1
+            self.far.append(_far(a, b, FARTHEST_FP8 if coarse else FARTHEST))
 
     def total(self) -> int:
         return int(_summed(self.unequal)) if self.unequal else 0
 
-    def distance(self) -> float:
-        """Relative L2 error of all that was compared; NaN where a value is not finite."""
-        off, whole = _summed(self.far).tolist()
-        return 0.0 if off == 0.0 else float((off / whole) ** 0.5) if whole else math.inf
+    def farthest(self) -> float:
+        """The largest distance of any tensor, over the farthest that it may be; NaN where a value is one."""
+        return max(
+            (float(part) for part in self.far), key=lambda far: math.inf if math.isnan(far) else far, default=0.0
+        )
 
 
 def _summed(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -132,7 +143,10 @@ class Ledger:
         refused: chain -> reason; such a chain runs its eager form from then on.
         differing: chain -> (differing, compared) of the last comparison.
         unprovable: chains that cannot be equal here in principle, whatever a comparison shows.
-        proven: chains that a whole shadow forward or a self-test found equal.
+        proven: chains that a whole shadow forward or a self-test found equal, and none found to differ.
+        unequal: chains that ever differed and were kept.
+        settled: whether a shadow forward ever came to its end.
+        deferred: whether the last one left fp8 to be compared again, without a chain that it refused.
         stock_reason: why the whole model runs stock, or None.
         revision: counts the conclusions drawn so far; a status is worth telling again when it has moved.
     """
@@ -141,7 +155,10 @@ class Ledger:
     refused: dict[str, str] = field(default_factory=dict)
     differing: dict[str, tuple[int, int]] = field(default_factory=dict)
     proven: set[str] = field(default_factory=set)
+    unequal: set[str] = field(default_factory=set)
     unprovable: frozenset[str] = frozenset()
+    settled: bool = False
+    deferred: bool = False
     stock_reason: str | None = None
     revision: int = 0
 
@@ -166,16 +183,18 @@ class Ledger:
         self.differing[chain] = (unequal, count.compared)
         if unequal and self.exact:
             self.refuse(chain, f"{unequal:,} of {count.compared:,} values differ")
-        elif unequal and not (distance := count.distance()) <= FARTHEST:
-            self.refuse(chain, f"it is {100 * distance:.1f} % off, more than another rounding makes")
+        elif unequal and not (far := count.farthest()) <= 1.0:
+            self.refuse(chain, f"it is {far:.1f} times as far off as another rounding would be")
         elif unequal:
+            self.unequal.add(chain)
             self.proven.discard(chain)
-        elif not unequal and count.compared and chain not in self.refused and chain not in self.unprovable:
+        elif count.compared and chain not in {*self.refused, *self.unprovable, *self.unequal}:
             self.proven.add(chain)
 
     def settle(self, evidence: Evidence) -> None:
         """Draws the conclusions of a shadow forward that came to its end."""
         self.revision += 1
+        self.settled, self.deferred = True, False
         if unequal := evidence.structure.total():
             self.run_stock(
                 f"the blocks compute something else than their parts suggest, or do not repeat themselves "
@@ -191,7 +210,8 @@ class Ledger:
             self.judge(chain, count)
         if spared is not None:
             if len(self.refused) > before and spared.total():
-                return  # the chains that write fp8 are compared again without the one that was just refused
+                self.deferred = True  # the chains that write fp8 are compared again without the one just refused
+                return
             self.judge(FP8_INPUT, spared)
         for proven, signature in evidence.witnesses:
             proven.add(signature)

@@ -17,6 +17,7 @@ pytest.importorskip("diffusers")
 from ideogram4_fusion.fusion.chains import ROWS_INPUT, Chain, load_chains
 from ideogram4_fusion.fusion.fusion import Fusion
 from ideogram4_fusion.fusion.pieces import ALL, NONE, Pieces
+from ideogram4_fusion.fusion.proof import FARTHEST, Count
 from ideogram4_fusion.kernels.attention import TABLE, attention_reference, cudnn_attention, cudnn_is_faster
 from ideogram4_fusion.kernels.errors import KernelDeclined
 from ideogram4_fusion.kernels.row_scaling import scale_rows_reference
@@ -164,7 +165,67 @@ def test_a_kernel_that_is_far_off_is_refused() -> None:
     fusion = make_high(Pieces("stock", False, False, True), silu_mul=wrong)
     for _ in range(2):
         assert torch.equal(forward(stack, fusion, inputs), run(stack, None, inputs))
-    assert "% off, more than another rounding makes" in fusion.ledger.refused["silu-mul"]
+    assert "times as far off as another rounding would be" in fusion.ledger.refused["silu-mul"]
+
+
+def test_a_tensor_that_is_far_off_is_not_lost_beside_a_larger_one() -> None:
+    """The merge gives the residual too, which can be a thousand times as large as what is modulated."""
+    stack, (x, *rest) = make_fp8_stack(Block), make_fp8_inputs()
+    eager = load_chains()["gate+modulate"].eager
+
+    def wrong(*args: Any) -> Any:
+        gated, modulated = eager(*args)
+        return gated, (modulated.float() * 1.5).to(modulated.dtype)
+
+    fusion = make_high(Pieces("stock", False, False, True), gate_modulate=wrong)
+    forward(stack, fusion, (1000 * x, *rest))
+    assert "gate+modulate" in fusion.ledger.refused
+
+
+@pytest.mark.parametrize("pieces", [ALL, Pieces("stock", False, False, True)], ids=["all", "unproven chains"])
+def test_a_refusal_leaves_nothing_to_compare_behind_the_first_result(pieces: Pieces) -> None:
+    """A kernel that is refused keeps fp8 from being judged with it; the first result is then still that of the next."""
+    stack, inputs = make_fp8_stack(Block), make_fp8_inputs()
+
+    def wrong(a: torch.Tensor, b: torch.Tensor, *out: torch.dtype) -> torch.Tensor:
+        return silu_mul_off(a, b.float() * 1.5, *out).to(*out or [a.dtype])
+
+    modulate = load_chains()["modulate"].eager
+
+    def slightly(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, eps: float, *out: torch.dtype) -> Any:
+        return (modulate(x, weight, scale, eps).float() * 1.01).clamp(-448, 448).to(*out or [x.dtype])
+
+    fusion = make_high(pieces, silu_mul=wrong, modulate=slightly)
+    first = forward(stack, fusion, inputs)
+    assert "silu-mul" in fusion.ledger.refused and not torch.equal(first, run(stack, None, inputs))
+    for _ in range(2):
+        assert torch.equal(forward(stack, fusion, inputs), first)
+
+
+def test_what_is_multiplied_is_said_only_once_it_is_known() -> None:
+    stack, fusion = make_fp8_stack(Block), make_high(ALL)
+    fusion.self_test(stack)
+    assert fusion.ledger.proven and "products" not in fusion.status(stack)
+    forward(stack, fusion, make_fp8_inputs())
+    assert "fp8 products with fast accumulation" in fusion.status(stack)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "far"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.02, 0.0], [1.0, 0.0], 1.0),
+        ([float("inf"), 1.0], [float("inf"), 1.0], 0.0),
+        ([float("inf"), 1.0078125], [float("inf"), 1.0], 0.0078125 / FARTHEST),
+        ([0.0, 1.0], [0.0, 0.0], float("inf")),
+        ([float("nan"), 1.0], [1.0, 1.0], float("nan")),
+    ],
+)
+def test_how_far_a_tensor_is_from_stock(ours: list[float], theirs: list[float], far: float) -> None:
+    count = Count(measured=True)
+    count.add(torch.ones(3), torch.ones(3))
+    count.add(torch.tensor(ours), torch.tensor(theirs))
+    assert count.farthest() == pytest.approx(far, rel=1e-5, nan_ok=True)
 
 
 def test_a_chain_that_differs_later_is_not_called_exact_any_more() -> None:
@@ -180,6 +241,8 @@ def test_a_chain_that_differs_later_is_not_called_exact_any_more() -> None:
     assert "silu-mul" in fusion.ledger.proven
     forward(stack, fusion, (x.repeat(2, 1, 1), mask, rope, adaln_input.repeat(2, 1, 1)))
     assert "silu-mul" not in fusion.ledger.proven
+    fusion.ledger.judge("silu-mul", Count(compared=1, unequal=[torch.tensor(0)]))
+    assert "silu-mul" not in fusion.ledger.proven, "nor when another kind of input is equal again"
     assert "silu-mul" not in fusion.status(stack).partition("exact")[0]
 
 

@@ -32,7 +32,7 @@ class CudnnAttention:
 
     Attributes:
         declined: why it left calls to core, each reason once.
-        used: whether it ever took a call.
+        used: whether it takes calls: it took one, and has not failed since.
     """
 
     def __init__(self, choice: str) -> None:
@@ -58,6 +58,7 @@ class CudnnAttention:
                 declined = str(refusal)
             except RuntimeError as error:
                 declined = self._failed = f"cuDNN fails here: {' '.join(str(error).split())[:80]}"
+                self.used = False
                 log.warning("Ideogram 4 fusion: attention stays ComfyUI's: %s", declined)
             else:
                 self.used = True
@@ -85,6 +86,8 @@ class CudnnAttention:
     @property
     def status(self) -> str:
         """For the status line: all that it has done so far, so that calls that alternate do not change it."""
+        if self._failed is not None:
+            return f"ComfyUI's ({self._failed})"
         reasons = "; ".join(self.declined)
         if self.used:
             return f"cuDNN, else ComfyUI's ({reasons})" if reasons else "cuDNN"

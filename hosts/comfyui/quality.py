@@ -156,8 +156,14 @@ def _watched(model: nn.Module, transformer_options: Mapping[str, Any]) -> bool:
     return (
         any(wrappers.get(kind, {}).keys() - {KEY} for kind in (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL))
         or not (override is None or isinstance(override, CudnnAttention))
-        or any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        or any(map(_has_company, model.modules()))
     )
+
+
+def _has_company(module: nn.Module) -> bool:
+    """Whether hooks or another forward were put on a module; ours are off again by the time that this is asked."""
+    patched = "forward" in module.__dict__ or "_forward" in module.__dict__
+    return bool(patched or module._forward_hooks or module._forward_pre_hooks)
 
 
 def unfused_reason(model: ModelPatcher) -> str | None:

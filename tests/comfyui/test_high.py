@@ -14,6 +14,7 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 from ideogram4_fusion.benchmarks.random_checkpoint import write_random_checkpoint
+from ideogram4_fusion.fusion.chains import load_chains
 from ideogram4_fusion.fusion.pieces import ALL, NONE, Pieces
 from ideogram4_fusion.hosts.comfyui import attention
 from ideogram4_fusion.hosts.comfyui.attention import OVERRIDE, attention_of, core_default
@@ -184,6 +185,34 @@ def test_another_packs_attention_is_called_once_a_step(model: ModelPatcher) -> N
         return len(calls)
 
     assert counted("high") == counted("off") > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["forward", "_forward", "final_layer.forward", "layers.1.attention.forward", "layers.0.attention.o.forward"]
+)
+def test_another_packs_patch_sees_each_step_once(
+    model: ModelPatcher, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A kernel that differs, so that a forward would be repeated if nobody looked on."""
+    chains = dict(load_chains())
+    silu_mul = chains["silu-mul"]
+    chains["silu-mul"] = dataclasses.replace(silu_mul, fused=lambda *args: silu_mul.eager(*args) * 1.01)
+    monkeypatch.setattr(ideogram4_fusion.fusion.fusion, "load_chains", lambda: chains)
+    high, _ = set_quality(model, "high")
+    calls: list[int] = []
+    stock = model.get_model_object(f"diffusion_model.{name}")
+
+    def counted(*args: Any, **named: Any) -> Any:
+        calls.append(1)
+        return stock(*args, **named)
+
+    high.add_object_patch(f"diffusion_model.{name}", counted)
+    seen = []
+    for _ in range(2):
+        calls.clear()
+        render(high)
+        seen.append(len(calls))
+    assert seen[0] == seen[1] > 0
 
 
 def test_core_still_hands_an_override_what_this_one_stands_for(model: ModelPatcher) -> None:
