@@ -149,6 +149,22 @@ def test_the_default_size_is_the_checkpoints(
     assert (settings.width, settings.height) == (side, side)
 
 
+@pytest.mark.parametrize(("width", "told"), [("256", False), ("512", True)])
+def test_a_size_that_the_demos_model_does_not_know_is_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    width: str,
+    told: bool,
+) -> None:
+    def stop(*_: object) -> None:
+        raise SettingsError("seen")
+
+    monkeypatch.setattr(compare, "compare_qualities", stop)
+    assert main(["--width", width, "--output", str(tmp_path)]) == 2
+    assert ("256 x 256 pixels alone" in capsys.readouterr().err) == told
+
+
 def test_bad_size_or_seed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "--width", 100, "--output", tmp_path / "out")
     assert "multiples of 16, got 100 x 256" in message

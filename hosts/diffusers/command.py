@@ -96,6 +96,8 @@ def _run(arguments: argparse.Namespace) -> None:
         height=side if arguments.height is None else arguments.height,
         seed=arguments.seed,
     )
+    if is_demo and (settings.width, settings.height) != (side, side):
+        _progress(f"the demo's model has learnt pictures of {side} x {side} pixels alone: others come out torn")
     device = _device(arguments.device)
     output: Path = arguments.output.expanduser()
     output.mkdir(parents=True, exist_ok=True)
