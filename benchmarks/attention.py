@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..kernels.attention import attention_reference
 from . import record
+from .distances import relative
 from .kernels import microseconds
 
 HEADS, HEAD_DIM = 18, 256  # Ideogram 4's
@@ -53,7 +54,7 @@ def measure(tokens: int, device: torch.device) -> list[dict[str, Any]]:
             times = microseconds(scaled_dot_product_attention, [(q, k, v)])
         row: dict[str, Any] = {"tokens": tokens, "backend": backend.name, "us": times["median"], "us_spread": times}
         if exact is not None:
-            row["relative_error"] = float((out.double() - exact).norm() / exact.norm())
+            row["relative_error"] = relative(out, exact)
         rows.append(row)
         print(row, flush=True)
     return rows

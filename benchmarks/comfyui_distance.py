@@ -40,6 +40,7 @@ from ..demo_model.captions import random_caption
 from ..demo_model.posters import SIDE, random_poster
 from ..fusion.fusion import HIGH, LOSSLESS, OFF
 from ..fusion.pieces import ALL, CUDNN, NONE
+from ..hosts.diffusers.command import DEMO_CHECKPOINT
 from . import layouts, record
 from .comfyui_process import start_comfyui
 from .distances import compared, errors, relative
@@ -47,7 +48,7 @@ from .pieces import ALONE
 from .random_checkpoint import random_features, write_random_checkpoint
 
 ROW_WISE, SCALED = LAYOUTS = ("row-wise fp8", "fp8_scaled")
-REFERENCE, FP32 = "lossless", "fp32"
+REFERENCE, FP32 = LOSSLESS, "fp32"
 # cuDNN by name, since `auto` would not take it for the demo's heads of 64.
 CHOSEN = {"nothing": NONE, **ALONE, "attention": replace(NONE, attention=CUDNN)}
 VARIANTS = {
@@ -66,7 +67,7 @@ BLOCK_SIGMA, BLOCK_CELLS = 0.7, 64  # noise level and side of the latent of the 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=record.RESULTS.parent.parent / "demo_model" / "checkpoint")
+    parser.add_argument("--folder", type=Path, default=DEMO_CHECKPOINT)
     parser.add_argument("--captions", type=int, default=64)
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument("--presets", nargs="+", default=["INSTANT_8", "FAST_20"])
@@ -112,7 +113,7 @@ def run(options: argparse.Namespace, scratch: Path) -> None:
     if not options.no_block:
         blocks += _one_block(scratch)
         print(*blocks, sep="\n", flush=True)
-    record.write(options.output, result)
+        record.write(options.output, result)
 
 
 def _load(file: Path, fp32: bool = False) -> Any:
@@ -158,16 +159,16 @@ def _pictures(
     def velocities(side: Any) -> list[list[torch.Tensor]]:
         return [_velocities(side, way[:-1], features) for way, features in zip(ways, captions, strict=False)]
 
-    true = {name: velocities(side) for name, side in ((REFERENCE, variants[REFERENCE]), (FP32, exact))}
+    expected = {REFERENCE: velocities(variants[REFERENCE]), FP32: velocities(exact)}
     for name, variant in variants.items():
         ours = references.get(name) or _followed(variant, captions, preset, vae)
-        found = true.get(name) or velocities(variant)
+        found = expected.get(name) or velocities(variant)
         row = {"variant": name, "status": status(variant), "captions": len(captions)}
         for other, theirs in references.items():
             row |= {
                 **compared(name, ours.pictures, other, theirs.pictures),
                 f"drift_from_{other}": errors(_latents(ours.ways), _latents(theirs.ways)),
-                f"velocity_error_to_{other}": errors(found, true[other]),
+                f"velocity_error_to_{other}": errors(found, expected[other]),
             }
         yield row
 

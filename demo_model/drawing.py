@@ -68,11 +68,11 @@ def inside(kind: Tensor, x: Tensor, y: Tensor, radius: Tensor) -> Tensor:
 
 def error_weights(rows: Tensor) -> Tensor:
     """How much each pixel's error counts in training, [N, 256, 256]: more where there is more to learn."""
-    word, shapes = element_areas(rows)
+    word, shapes = _element_areas(rows)
     return 1.0 + _WORD_WEIGHT * word + _SHAPE_WEIGHT * shapes
 
 
-def element_areas(rows: Tensor) -> tuple[Tensor, Tensor]:
+def _element_areas(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Where the word's box and the shapes' insides are: two of [N, 256, 256] float32, 0 or 1."""
     y, x = _pixels(rows.device)
     left, top, cell = (rows[:, _WORD + column, None, None] for column in (1, 2, 3))

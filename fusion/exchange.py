@@ -36,13 +36,13 @@ def exchanged_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iter
                     module.__dict__["forward"] = forward
 
 
-def is_patched(module: nn.Module) -> bool:
-    """Whether something replaced this one module's forward.
+def is_patched(module: nn.Module, method: str = "forward") -> bool:
+    """Whether something replaced this one module's forward, or another method of it.
 
-    ComfyUI leaves a bound copy of the class's own forward behind when it takes an object patch off; that is no patch.
+    ComfyUI leaves a bound copy of the class's own method behind when it takes an object patch off; that is no patch.
     """
-    forward = module.__dict__.get("forward")
-    return forward is not None and getattr(forward, "__func__", None) is not type(module).forward
+    found = module.__dict__.get(method)
+    return found is not None and getattr(found, "__func__", None) is not getattr(type(module), method, None)
 
 
 def is_hooked(module: nn.Module) -> bool:

@@ -21,7 +21,7 @@ from .host import Host
 from .inner_sites import AttentionSite, FeedForwardSite
 from .marks import Marks
 from .pieces import Pieces
-from .proof import Evidence, Ledger, paired, raised
+from .proof import Ledger, paired, raised
 from .site import Site, kind_of
 from .structure import Structure, norms_hooked
 
@@ -46,7 +46,7 @@ class Mount:
     ) -> None:
         self.host = host
         self.ledger = ledger
-        self.evidence = Evidence(measured=not ledger.exact)
+        self.evidence = ledger.evidence()
         self.compared = False
         self.block_count = len(structure.blocks)
         self._chains = chains
@@ -230,7 +230,7 @@ class Mount:
                     groups = [(names, group) for names, group in self._sites if names[0] not in foreign]
                     sites = [site for _, group in groups for site in group]
                     self._first = sites[0] if sites else None
-                    self.evidence = Evidence(measured=not self.ledger.exact)
+                    self.evidence = self.ledger.evidence()
                     self._thread = threading.get_ident()
                     exchanged.enter_context(exchanged_forwards({site.module: site for site in sites}))
             try:
@@ -243,7 +243,7 @@ class Mount:
         self.compared = mine and bool(self.evidence.witnesses)
         if self.compared:
             self.ledger.settle(self.evidence)
-            self.evidence = Evidence(measured=not self.ledger.exact)
+            self.evidence = self.ledger.evidence()
 
     def _taken(self) -> bool:
         return any(isinstance(s.module.__dict__.get("forward"), Site) for _, group in self._sites for s in group)

@@ -12,7 +12,6 @@ differ if a row were added up in any other order than ATen's. Sums whose order i
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,18 +94,16 @@ class Count:
             self.far.append(_far(a, b, FARTHEST_FP8 if coarse else FARTHEST))
 
     def total(self) -> int:
-        return int(_summed(self.unequal)) if self.unequal else 0
+        return int(_together(self.unequal).sum()) if self.unequal else 0
 
     def farthest(self) -> float:
         """The largest distance of any tensor, over the farthest that it may be; NaN where a value is one."""
-        return max(
-            (float(part) for part in self.far), key=lambda far: math.inf if math.isnan(far) else far, default=0.0
-        )
+        return float(_together(self.far).max()) if self.far else 0.0
 
 
-def _summed(parts: list[torch.Tensor]) -> torch.Tensor:
+def _together(parts: list[torch.Tensor]) -> torch.Tensor:
     # A model may be spread over several devices.
-    return torch.stack([part.to(parts[0].device) for part in parts]).sum(0)
+    return torch.stack([part.to(parts[0].device) for part in parts])
 
 
 @dataclass
@@ -162,6 +159,10 @@ class Ledger:
     stock_reason: str | None = None
     revision: int = 0
 
+    def evidence(self) -> Evidence:
+        """What a comparison is to be noted in, so that it can be judged."""
+        return Evidence(measured=not self.exact)
+
     def refuse(self, chain: str, reason: str) -> None:
         """Sends a chain back to its eager form, and says so once."""
         if chain not in self.refused:
@@ -178,7 +179,7 @@ class Ledger:
             log.warning("Ideogram 4 fusion: the model runs stock: %s", reason)
 
     def judge(self, chain: str, count: Count) -> None:
-        """Takes the outcome of a comparison of one chain; its count must be `measured` unless this is `exact`."""
+        """Takes the outcome of a comparison of one chain, counted in an `evidence` of this ledger."""
         unequal = count.total()
         self.differing[chain] = (unequal, count.compared)
         if unequal and self.exact:

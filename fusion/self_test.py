@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from .chains import GATE, MERGE, MODULATE, SILU_MUL, Chain
-from .proof import Count, Ledger, paired, raised
+from .proof import Ledger, paired, raised
 
 # Two images with a modulation of their own and an odd number of tokens: at the model's 4608 columns some 10 values
 # would differ if a row were added up in another order (one in a million does, by simulation).
@@ -41,7 +41,7 @@ def self_test(
     for name in names:
         if name in ledger.refused or name not in arguments:
             continue
-        count = Count(measured=not ledger.exact)
+        count = ledger.evidence().count(name)
         try:
             forms = chains[name].fused(*arguments[name]), chains[name].eager(*arguments[name])
             for ours, theirs in paired(*forms):

@@ -12,6 +12,11 @@ from .rows import interpreted
 MIN_CAPABILITY = (8, 0)
 
 
+def is_nvidia(device: torch.device) -> bool:
+    """Whether it is a GPU of NVIDIA's: PyTorch calls AMD's `cuda` too."""
+    return device.type == "cuda" and torch.version.hip is None
+
+
 def unavailable(device: torch.device) -> str | None:
     """Why no kernel can run on `device`, in one clause for a status line, or None. Compiles one small kernel."""
     if importlib.util.find_spec("triton") is None:

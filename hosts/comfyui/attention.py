@@ -11,6 +11,7 @@ from comfy.model_patcher import ModelPatcher
 
 from ...fusion.pieces import CUDNN, STOCK
 from ...kernels.attention import cudnn_attention, cudnn_is_faster
+from ...kernels.availability import is_nvidia
 from ...kernels.errors import KernelDeclined
 from .compiled import compiled
 
@@ -73,7 +74,7 @@ class CudnnAttention:
             return "it has a mask: core chooses"
         if args or not named.get("skip_reshape") or any(named[name] for name in named.keys() - _NEUTRAL):
             return "it is called otherwise than by Ideogram 4"
-        if not _on_nvidia(q.device):
+        if not is_nvidia(q.device):
             return _ELSEWHERE
         if self.choice == CUDNN:
             return None
@@ -94,10 +95,6 @@ class CudnnAttention:
         return f"ComfyUI's ({reasons})" if reasons else "to be chosen on the first step"
 
 
-def _on_nvidia(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.version.hip is None
-
-
 def core_default() -> Any:
     """core's attention by PyTorch, as an override is handed it."""
     attention = comfy.ldm.modules.attention.attention_pytorch
@@ -108,6 +105,11 @@ def attention_of(model: ModelPatcher) -> CudnnAttention | None:
     """Ours on a MODEL, or None."""
     found = model.model_options.get("transformer_options", {}).get(OVERRIDE)
     return found if isinstance(found, CudnnAttention) else None
+
+
+def is_foreign(override: Any) -> bool:
+    """Whether an override is another pack's."""
+    return not (override is None or isinstance(override, CudnnAttention))
 
 
 def set_attention(model: ModelPatcher, choice: str) -> None:
@@ -121,7 +123,7 @@ def set_attention(model: ModelPatcher, choice: str) -> None:
         del options[OVERRIDE]
     if choice != STOCK and OVERRIDE not in options and not _asks_for_its_own(model):
         options[OVERRIDE] = ours = CudnnAttention(choice)
-        if not _on_nvidia(torch.device(model.load_device)):
+        if not is_nvidia(torch.device(model.load_device)):
             ours.declined[_ELSEWHERE] = None  # known before the first step
 
 

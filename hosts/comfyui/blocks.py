@@ -19,7 +19,7 @@ from torch import nn
 from ...fusion.chains import ROPE, Chain
 from ...fusion.emission import Emitted, run_linear
 from ...fusion.host import AttentionForm, Host, Spare
-from .attention import OVERRIDE, CudnnAttention
+from .attention import OVERRIDE, is_foreign
 from .fp8 import EMISSION
 
 Rope = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -84,8 +84,7 @@ def _stands_for(attention: nn.Module) -> bool:
 def _takes(arguments: Mapping[str, Any]) -> bool:
     if comfy.model_management.in_training:
         return False  # core then norms and rotates in operations that have gradients
-    override = (arguments.get("transformer_options") or {}).get(OVERRIDE)
-    return override is None or isinstance(override, CudnnAttention)
+    return not is_foreign((arguments.get("transformer_options") or {}).get(OVERRIDE))
 
 
 def _rests_on() -> tuple[object, ...]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from ...fusion.emission import Emission
 from ...fusion.exchange import is_meddled_with
+from ...kernels.availability import is_nvidia
 from .row_wise import LAYOUT as ROW_WISE
 
 try:
@@ -116,7 +117,7 @@ def _no_fast(device: torch.device) -> str | None:
 
 def _no_product(device: torch.device, scale: torch.Tensor, fast: bool) -> str | None:
     """Tries one; which GPUs have it depends on PyTorch's version."""
-    if device.type != "cuda" or torch.version.hip is not None:
+    if not is_nvidia(device):
         return "it needs an NVIDIA GPU"
     try:
         one = torch.ones(16, 16, device=device).to(torch.float8_e4m3fn)

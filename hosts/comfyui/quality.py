@@ -19,10 +19,11 @@ from comfy.patcher_extension import WrappersMP
 from torch import nn
 
 from ...fusion.chains import BLOCK_CHAINS, ROPE, SILU_MUL
+from ...fusion.exchange import is_meddled_with, is_patched
 from ...fusion.fusion import HIGH, OFF, QUALITIES, Fusion
 from ...fusion.pieces import ALL, STOCK, Pieces
 from ...fusion.structure import NORMS
-from .attention import OVERRIDE, CudnnAttention, attention_of, set_attention
+from .attention import OVERRIDE, CudnnAttention, attention_of, is_foreign, set_attention
 from .blocks import HOST
 from .compiled import KEY as COMPILE_KEY
 from .compiled import compiled
@@ -145,8 +146,7 @@ def _with_attention(line: str, fusion: Fusion, override: Any) -> str:
 
 def _foreign_attention(override: Any) -> dict[str, str]:
     """The chain inside attention, where another node has taken attention over."""
-    ours = override is None or isinstance(override, CudnnAttention)
-    return {} if ours else {ROPE: "another node's attention is around it"}
+    return {ROPE: "another node's attention is around it"} if is_foreign(override) else {}
 
 
 def _watched(model: nn.Module, transformer_options: Mapping[str, Any]) -> bool:
@@ -155,15 +155,10 @@ def _watched(model: nn.Module, transformer_options: Mapping[str, Any]) -> bool:
     override = transformer_options.get(OVERRIDE)
     return (
         any(wrappers.get(kind, {}).keys() - {KEY} for kind in (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL))
-        or not (override is None or isinstance(override, CudnnAttention))
-        or any(map(_has_company, model.modules()))
+        or is_foreign(override)
+        # Our own forwards are off again by the time that this is asked.
+        or any(is_meddled_with(module) or is_patched(module, "_forward") for module in model.modules())
     )
-
-
-def _has_company(module: nn.Module) -> bool:
-    """Whether hooks or another forward were put on a module; ours are off again by the time that this is asked."""
-    patched = "forward" in module.__dict__ or "_forward" in module.__dict__
-    return bool(patched or module._forward_hooks or module._forward_pre_hooks)
 
 
 def unfused_reason(model: ModelPatcher) -> str | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import ideogram4_fusion.fusion.fusion
@@ -20,6 +18,7 @@ from ideogram4_fusion.hosts.comfyui.quality import fusion_of, set_quality
 from ideogram4_fusion.hosts.comfyui.sampling import MissingUnconditional
 from ideogram4_fusion.sampling.presets import PRESETS
 from ideogram4_fusion.tests.comfyui.models import conditioning, empty_latent, load, write_checkpoint
+from ideogram4_fusion.tests.comfyui.wrong_kernels import replace_kernel
 
 
 class StandInVAE:
@@ -41,12 +40,6 @@ def compare(model: ModelPatcher, a: str, b: str, preset: str = "INSTANT_8", **mo
         return compare_qualities(
             model, conditioning(), empty_latent(2), StandInVAE(), PRESETS[preset], 7, (a, b), **more
         )
-
-
-def replace_kernel(monkeypatch: pytest.MonkeyPatch, chain: str, fused: Callable[..., torch.Tensor]) -> None:
-    chains = dict(load_chains())
-    chains[chain] = dataclasses.replace(chains[chain], fused=fused)
-    monkeypatch.setattr(ideogram4_fusion.fusion.fusion, "load_chains", lambda: chains)
 
 
 @pytest.mark.parametrize("preset", ["INSTANT_8", "FAST_20"])

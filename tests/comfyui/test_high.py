@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,30 @@ from ideogram4_fusion.hosts.comfyui.load import load_diffusion_model
 from ideogram4_fusion.hosts.comfyui.quality import pieces_of, set_quality, status
 from ideogram4_fusion.tests.comfyui.models import ON_GPU
 from ideogram4_fusion.tests.comfyui.renders import render, untouched
+from ideogram4_fusion.tests.comfyui.wrong_kernels import replace_kernel
 
 pytestmark = pytest.mark.usefixtures("exact_on_the_cpu")
 
 hopper = pytest.mark.skipif(
     not ON_GPU or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU, where cuDNN was measured"
 )
+
+
+@pytest.fixture
+def silu_mul_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that differs, so that a first forward is repeated unless somebody looks on."""
+    eager = load_chains()["silu-mul"].eager
+    replace_kernel(monkeypatch, "silu-mul", lambda *args: eager(*args) * 1.01)
+
+
+def seen(model: ModelPatcher, calls: list[int]) -> list[int]:
+    """How many `calls` there are in each of two renders."""
+    counts = []
+    for _ in range(2):
+        calls.clear()
+        render(model)
+        counts.append(len(calls))
+    return counts
 
 
 def override_of(model: ModelPatcher) -> Any:
@@ -190,14 +207,7 @@ def test_another_packs_attention_is_called_once_a_step(model: ModelPatcher) -> N
 @pytest.mark.parametrize(
     "name", ["forward", "_forward", "final_layer.forward", "layers.1.attention.forward", "layers.0.attention.o.forward"]
 )
-def test_another_packs_patch_sees_each_step_once(
-    model: ModelPatcher, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """A kernel that differs, so that a forward would be repeated if nobody looked on."""
-    chains = dict(load_chains())
-    silu_mul = chains["silu-mul"]
-    chains["silu-mul"] = dataclasses.replace(silu_mul, fused=lambda *args: silu_mul.eager(*args) * 1.01)
-    monkeypatch.setattr(ideogram4_fusion.fusion.fusion, "load_chains", lambda: chains)
+def test_another_packs_patch_sees_each_step_once(model: ModelPatcher, silu_mul_off: None, name: str) -> None:
     high, _ = set_quality(model, "high")
     calls: list[int] = []
     stock = model.get_model_object(f"diffusion_model.{name}")
@@ -207,12 +217,8 @@ def test_another_packs_patch_sees_each_step_once(
         return stock(*args, **named)
 
     high.add_object_patch(f"diffusion_model.{name}", counted)
-    seen = []
-    for _ in range(2):
-        calls.clear()
-        render(high)
-        seen.append(len(calls))
-    assert seen[0] == seen[1] > 0
+    first, second = seen(high, calls)
+    assert first == second > 0
 
 
 def test_core_still_hands_an_override_what_this_one_stands_for(model: ModelPatcher) -> None:
@@ -254,14 +260,7 @@ def test_row_wise_weights_are_multiplied_as_they_are(tmp_path: Path, inference: 
     assert torch.equal(render(set_quality(kept, "high", pieces=NONE)[0]), render(kept))
 
 
-def test_another_pack_s_wrapper_sees_every_step_once(model: ModelPatcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    chains = dict(ideogram4_fusion.fusion.fusion.load_chains())
-
-    def off(a: torch.Tensor, b: torch.Tensor, *out: Any) -> torch.Tensor:
-        return torch.nn.functional.silu(a) * b * 1.01
-
-    chains["silu-mul"] = dataclasses.replace(chains["silu-mul"], fused=off)
-    monkeypatch.setattr(ideogram4_fusion.fusion.fusion, "load_chains", lambda: chains)
+def test_another_pack_s_wrapper_sees_every_step_once(model: ModelPatcher, silu_mul_off: None) -> None:
     high, _ = set_quality(model, "high")
     calls: list[int] = []
 
@@ -270,12 +269,23 @@ def test_another_pack_s_wrapper_sees_every_step_once(model: ModelPatcher, monkey
         return executor(*args, **named)
 
     high.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "theirs", count)
-    seen = []
-    for _ in range(2):
-        calls.clear()
-        render(high)
-        seen.append(len(calls))
-    assert seen[0] == seen[1] > 0
+    first, second = seen(high, calls)
+    assert first == second > 0
+
+
+def test_a_patch_that_was_taken_off_again_is_nobody_who_looks_on(model: ModelPatcher, silu_mul_off: None) -> None:
+    """core leaves the class's own forward behind on the module."""
+    patched = model.clone()
+    patched.add_object_patch("diffusion_model.final_layer.forward", lambda *args: torch.zeros(()))
+    patched.patch_model()
+    patched.unpatch_model()
+    assert "forward" in model.model.diffusion_model.final_layer.__dict__
+    try:
+        high, _ = set_quality(model, "high")
+        first = render(high)
+        assert not torch.equal(first, render(model)) and torch.equal(render(high), first)
+    finally:
+        del model.model.diffusion_model.final_layer.__dict__["forward"]
 
 
 def test_under_torch_compile_nothing_is_mounted(model: ModelPatcher, monkeypatch: pytest.MonkeyPatch) -> None:

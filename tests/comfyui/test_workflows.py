@@ -17,19 +17,14 @@ import torch
 from ideogram4_fusion.demo_model import colours, posters
 from ideogram4_fusion.demo_model.captions import json_caption
 from ideogram4_fusion.fusion.fusion import QUALITIES
+from ideogram4_fusion.hosts.diffusers.command import DEMO_CHECKPOINT
 from ideogram4_fusion.hosts.diffusers.default_prompt import DEFAULT_PROMPT
 from ideogram4_fusion.sampling.presets import PRESETS
 from ideogram4_fusion.tests.comfyui.executor import Core
 from ideogram4_fusion.tests.comfyui.graph import Json, to_prompt, widget_problems
 from ideogram4_fusion.tests.comfyui.layout import groups_around, overlaps
 from ideogram4_fusion.tests.comfyui.stand_ins import STAND_INS
-from ideogram4_fusion.tests.comfyui.workflow_files import (
-    DEMO,
-    DEMO_CHECKPOINT,
-    WORKFLOWS,
-    link_demo,
-    read_workflow,
-)
+from ideogram4_fusion.tests.comfyui.workflow_files import DEMO, WORKFLOWS, link_demo, read_workflow
 from PIL import Image
 
 import nodes

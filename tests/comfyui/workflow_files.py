@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ideogram4_fusion.hosts.diffusers.command import DEMO_CHECKPOINT
 from ideogram4_fusion.tests.comfyui.stand_ins import FEATURES
 from ideogram4_fusion.tests.tiny import split_names, tiny_config, tiny_state_dict, write_file
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
 DEMO = "ideogram4_demo"  # the one whose model comes with a clone
-DEMO_CHECKPOINT = ROOT / "demo_model" / "checkpoint"
 
 
 def read_workflow(name: str) -> dict[str, Any]:
