@@ -277,8 +277,8 @@ def test_a_patch_that_was_taken_off_again_is_nobody_who_looks_on(model: ModelPat
     """core leaves the class's own forward behind on the module."""
     patched = model.clone()
     patched.add_object_patch("diffusion_model.final_layer.forward", lambda *args: torch.zeros(()))
-    patched.patch_model()
-    patched.unpatch_model()
+    patched.patch_model(load_weights=False)
+    patched.unpatch_model(unpatch_weights=False)
     assert "forward" in model.model.diffusion_model.final_layer.__dict__
     try:
         high, _ = set_quality(model, "high")
