@@ -125,7 +125,7 @@ class BlockSite(Site):
             rest = named if given else dict(list(named.items())[1:])
             by_position = _names_of(given[1:], rest, attention)
             if by_position is None:
-                self.mount.ledger.run_stock(f"{type(block).__name__} hands its attention other arguments than its own")
+                self.mount.run_stock(f"{type(block).__name__} hands its attention other arguments than its own")
             else:
                 self._by_position = by_position
             seen = first_argument(given, named)

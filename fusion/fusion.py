@@ -16,7 +16,7 @@ from .chains import FP8_INPUT, ROPE, ROWS_INPUT, Chain, load_chains, quantise_ch
 from .host import Host
 from .mount import Mount
 from .pieces import ALL, NONE, Pieces
-from .proof import Ledger, log
+from .proof import NO_ROOM, Ledger, log
 from .self_test import self_test
 from .structure import Structure, inspect_model
 
@@ -82,7 +82,7 @@ class Fusion:
             self.ledger.unprovable = frozenset(inexact)
             if self.ledger.exact:
                 self.ledger.refused.update(inexact)
-        self._mounts: weakref.WeakKeyDictionary[nn.Module, Mount | str] = weakref.WeakKeyDictionary()
+        self._mounts: weakref.WeakKeyDictionary[nn.Module, Mount] = weakref.WeakKeyDictionary()
         self._outdated = 0
 
     def self_test(self, root: nn.Module) -> None:
@@ -148,7 +148,7 @@ class Fusion:
             foreign: chain -> reason, for patches that another node will have put on the model by its next forward.
             passed_over: ids of forwards on the model that will be gone by then.
         """
-        mount = self._mount(root)
+        mount = self._told(root)
         if isinstance(mount, str):
             return f"stock: {mount}"
         aside = {**mount.foreign(passed_over), **(foreign or {}), **self.ledger.refused}
@@ -175,7 +175,7 @@ class Fusion:
 
     def unfused_reason(self, root: nn.Module) -> str | None:
         """Why not one chain of `root` runs its kernel, or None where one does."""
-        mount = self._mount(root)
+        mount = self._told(root)
         if isinstance(mount, str):
             return mount
         aside = {**mount.foreign(), **self.ledger.refused}
@@ -191,17 +191,26 @@ class Fusion:
         return f"fused ({unequal:,} of {compared:,} values differed when last compared)" if compared else "fused"
 
     def _mount(self, root: nn.Module) -> Mount | str:
-        """The sites of a model, or the reason why it has none; worked out once per model."""
+        """The sites of a model, made anew where something on it was exchanged, or the reason why it has none.
+
+        Reasons are not kept: what stands on a model for one clone is off again for the next, whose sites still hold.
+        """
         if self.ledger.stock_reason is not None:
             return self.ledger.stock_reason
-        known = self._mounts.get(root)
-        outdated = isinstance(known, Mount) and known.outdated()
-        if outdated:
-            self._outdated += 1
-            if self._outdated == _OFTEN:
-                log.warning("Ideogram 4 fusion: the model's blocks keep changing, and are proven anew each time")
-        if known is None or outdated:
+        mount = self._mounts.get(root)
+        if mount is None or mount.outdated():
             structure: Structure = inspect_model(root)
-            known = structure.declined or Mount(structure, self.host, self._chains, self.ledger, self._pieces)
-            self._mounts[root] = known
-        return known
+            if structure.declined is not None:
+                return structure.declined
+            if mount is not None:
+                self._outdated += 1
+                if self._outdated == _OFTEN:
+                    log.warning("Ideogram 4 fusion: the model's blocks keep changing, and are proven anew each time")
+            mount = self._mounts[root] = Mount(structure, self.host, self._chains, self.ledger, self._pieces)
+        return mount.stock_reason or mount
+
+    def _told(self, root: nn.Module) -> Mount | str:
+        """The same for a status line, which also says that nothing could be proven yet."""
+        mount = self._mount(root)
+        starved = isinstance(mount, Mount) and mount.starved and not self.ledger.settled
+        return NO_ROOM if starved else mount

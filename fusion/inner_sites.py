@@ -11,7 +11,7 @@ from torch import nn
 from .chains import ROPE, SILU_MUL
 from .emission import BF16, BY_ROWS, PLAIN, Emitted, Form, run_linear
 from .host import Spare
-from .proof import NO_ROOM, differing
+from .proof import differing
 from .site import Site, Watch, first_argument, form_of, kind_of
 
 
@@ -119,7 +119,7 @@ class AttentionSite(Site):
         try:
             self._compare_form(out, args, kwargs)
         except torch.OutOfMemoryError:
-            self.mount.ledger.run_stock(NO_ROOM)
+            self.mount.stop_comparing()
         except Exception as error:
             self.mount.ledger.refuse(ROPE, f"attention cannot be written out ({type(error).__name__})")
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from functools import partial
@@ -21,7 +22,7 @@ from .host import Host
 from .inner_sites import AttentionSite, FeedForwardSite
 from .marks import Marks
 from .pieces import Pieces
-from .proof import Ledger, paired, raised
+from .proof import NO_ROOM, Ledger, log, paired, raised
 from .site import Site, kind_of
 from .structure import Structure, norms_hooked
 
@@ -39,6 +40,8 @@ class Mount:
     Attributes:
         compared: whether the last call compared anything, and so gave what stock gives.
         fp8: what its Linears are given.
+        stock_reason: why the model runs stock as long as nothing on it is exchanged, or None.
+        starved: whether a comparison found too little memory.
     """
 
     def __init__(
@@ -48,6 +51,10 @@ class Mount:
         self.ledger = ledger
         self.evidence = ledger.evidence()
         self.compared = False
+        self.stock_reason: str | None = None
+        self._values = 0  # of the hidden states that the current forward began with
+        self._no_room = math.inf  # as many as could not be compared
+        self._cut_short = False  # nothing that the current call has seen may prove anything
         self.block_count = len(structure.blocks)
         self._chains = chains
         self._runners = {name: partial(_run, chain, ledger) for name, chain in chains.items()}
@@ -87,11 +94,17 @@ class Mount:
                     break
         return found
 
-    def begin(self, site: Site) -> None:
-        """Forgets what held for the forward before, if `site` is the first of this one; a call may run several."""
+    def begin(self, site: Site, values: int) -> None:
+        """Forgets what held for the forward before, if `site` is the first of this one; a call may run several.
+
+        Args:
+            site: that is called.
+            values: of the hidden states it is called with.
+        """
         if site is self._first:
             self.fp8.begin()
             self._kinds.clear()
+            self._values = values
 
     def kind(self, value: Any) -> Hashable:
         """`kind_of` an argument that the blocks of one forward share."""
@@ -209,7 +222,30 @@ class Mount:
 
     def serves(self) -> bool:
         """Whether the sites are to do anything for the caller: mounted by this thread, on a model that may be fused."""
-        return self._thread == threading.get_ident() and self.ledger.stock_reason is None
+        return self._thread == threading.get_ident() and self.stock_reason is None and not self._cut_short
+
+    def may_compare(self) -> bool:
+        """Whether a forward of this size is to be compared with stock: not if so large a one found no room for it."""
+        return self._values < self._no_room
+
+    @property
+    def starved(self) -> bool:
+        return self._no_room < math.inf
+
+    def stop_comparing(self) -> None:
+        """Stock had enough memory: its image is not to be lost over the comparison. A smaller one may be compared."""
+        if not self.starved:
+            log.warning("Ideogram 4 fusion: %s", NO_ROOM)
+        self._no_room = min(self._no_room, self._values)
+        self._cut_short = True
+        self.ledger.revision += 1
+
+    def run_stock(self, reason: str) -> None:
+        """Leaves the model to the host, and says so once."""
+        if self.stock_reason is None:
+            self.stock_reason = reason
+            self.ledger.revision += 1
+            log.warning("Ideogram 4 fusion: the model runs stock: %s", reason)
 
     def outdated(self) -> bool:
         """Whether something on the model was exchanged since its sites were made, so that no proof of theirs holds."""
@@ -231,6 +267,7 @@ class Mount:
                     sites = [site for _, group in groups for site in group]
                     self._first = sites[0] if sites else None
                     self.evidence = self.ledger.evidence()
+                    self.compared = self._cut_short = False
                     self._thread = threading.get_ident()
                     exchanged.enter_context(exchanged_forwards({site.module: site for site in sites}))
             try:
@@ -240,10 +277,22 @@ class Mount:
                     self._thread = None
                     self.fp8.end()
                     self._kinds.clear()
-        self.compared = mine and bool(self.evidence.witnesses)
-        if self.compared:
-            self.ledger.settle(self.evidence)
-            self.evidence = self.ledger.evidence()
+        if mine and self.evidence.witnesses:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """Draws the conclusions of a call that compared something and came to its end."""
+        evidence, self.evidence = self.evidence, self.ledger.evidence()
+        if self.stock_reason is not None or self._cut_short:
+            return
+        if unequal := evidence.structure.total():
+            self.run_stock(
+                f"the blocks compute something else than their parts suggest, or do not repeat themselves "
+                f"({unequal:,} of {evidence.structure.compared:,} values differ from stock)"
+            )
+            return
+        self.compared = True
+        self.ledger.settle(evidence)
 
     def _taken(self) -> bool:
         return any(isinstance(s.module.__dict__.get("forward"), Site) for _, group in self._sites for s in group)

@@ -133,7 +133,7 @@ class Evidence:
 
 @dataclass
 class Ledger:
-    """What one Fusion has learnt: the chains it refuses and why, and whether the blocks are what they seem.
+    """What one Fusion has learnt about its chains: those it refuses and why, those that are proven.
 
     Attributes:
         exact: refuses a chain that differs anywhere, and not only one that fails to run or is far off.
@@ -144,7 +144,7 @@ class Ledger:
         unequal: chains that ever differed and were kept.
         settled: whether a shadow forward ever came to its end.
         deferred: whether the last one left fp8 to be compared again, without a chain that it refused.
-        stock_reason: why the whole model runs stock, or None.
+        stock_reason: why no model can be fused here, or None.
         revision: counts the conclusions drawn so far; a status is worth telling again when it has moved.
     """
 
@@ -171,13 +171,6 @@ class Ledger:
             self.proven.discard(chain)
             log.warning("Ideogram 4 fusion: %s runs stock: %s", chain, reason)
 
-    def run_stock(self, reason: str) -> None:
-        """Leaves the whole model to the host from now on, and says so once."""
-        if self.stock_reason is None:
-            self.stock_reason = reason
-            self.revision += 1
-            log.warning("Ideogram 4 fusion: the model runs stock: %s", reason)
-
     def judge(self, chain: str, count: Count) -> None:
         """Takes the outcome of a comparison of one chain, counted in an `evidence` of this ledger."""
         unequal = count.total()
@@ -193,15 +186,9 @@ class Ledger:
             self.proven.add(chain)
 
     def settle(self, evidence: Evidence) -> None:
-        """Draws the conclusions of a shadow forward that came to its end."""
+        """Draws the conclusions of a shadow forward that came to its end, of blocks that are what they seem."""
         self.revision += 1
         self.settled, self.deferred = True, False
-        if unequal := evidence.structure.total():
-            self.run_stock(
-                f"the blocks compute something else than their parts suggest, or do not repeat themselves "
-                f"({unequal:,} of {evidence.structure.compared:,} values differ from stock)"
-            )
-            return
         before = len(self.refused)
         for chain, count in evidence.forms.items():
             if unequal := count.total():

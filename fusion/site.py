@@ -17,7 +17,6 @@ from torch import nn
 
 from .emission import Emitted
 from .exchange import exchanged_forwards
-from .proof import NO_ROOM
 
 if TYPE_CHECKING:
     from .mount import Mount
@@ -55,20 +54,19 @@ class Site:
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         x = first_argument(args, kwargs)
         if isinstance(x, Emitted):
-            return self.fused(
-                self.bind(args, kwargs)
-            )  # its block's signature covers this form, and its shadow proved it
+            # Its block's signature covers this form, and its block's shadow proved it.
+            return self.fused(self.bind(args, kwargs))
         # Under torch.compile the host's own chain is traced: Inductor fuses it its own way, and no proof can run there.
         if torch.compiler.is_compiling() or (mount := self._mount()) is None or not mount.serves():
             return self.stock(*args, **kwargs)
-        mount.begin(self)
+        mount.begin(self, x.numel())
         if not self._plain(x) or self.obstructed(args, kwargs):
             return self.stock(*args, **kwargs)
         call = self.bind(args, kwargs)
         signature = self.signature(call)
         if signature in self.proven:
             return self.fused(call)
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        if not mount.may_compare() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return self.stock(*args, **kwargs)  # a captured forward proves nothing: it has not run yet
         self.mount.evidence.witnesses.append((self.proven, signature))
         with self.mount.fp8.comparing():
@@ -89,8 +87,7 @@ class Site:
 
         def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
             out: torch.Tensor = stock(*args, **kwargs)
-            if self.mount.serves():
-                self.conclude(lambda: watch(args, kwargs, out))
+            self.conclude(lambda: watch(args, kwargs, out))
             return out
 
         with exchanged_forwards({module: forward}):
@@ -98,13 +95,15 @@ class Site:
 
     def conclude(self, look: Callable[[], None]) -> None:
         """Looks at what stock did. Where that cannot be followed the model is not what it seems, and runs stock."""
+        if not self.mount.serves():
+            return
         try:
             look()
         except torch.OutOfMemoryError:
-            self.mount.ledger.run_stock(NO_ROOM)  # stock had enough: the image is not to be lost over the comparison
+            self.mount.stop_comparing()
         except Exception as error:
             name = type(self.module).__name__
-            self.mount.ledger.run_stock(f"{name} does not use its parts as Ideogram 4 does ({type(error).__name__})")
+            self.mount.run_stock(f"{name} does not use its parts as Ideogram 4 does ({type(error).__name__})")
 
     def obstructed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether something stands in the way of fusing a call with these arguments."""

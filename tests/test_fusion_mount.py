@@ -173,6 +173,26 @@ def test_memory_that_only_the_comparison_lacks_costs_no_image(chain: str) -> Non
     assert fusion.status(stack) == "stock: too little memory to compare with stock"
 
 
+def test_what_found_no_room_once_is_compared_where_it_is_smaller_and_fused_from_then_on() -> None:
+    silu_mul = eager_everywhere()["silu-mul"]
+    calls: list[int] = []
+
+    def tight(*args: Any) -> torch.Tensor:
+        calls.append(args[0].shape[1])
+        if args[0].shape[1] > 30 and len(calls) == 1:
+            raise torch.OutOfMemoryError
+        return silu_mul(*args)
+
+    stack, large, small = make_stack(), make_inputs(tokens=37), make_inputs(tokens=29)
+    fusion = make_fusion({**eager_everywhere(), "silu-mul": tight})
+    for _ in range(2):
+        assert torch.equal(run(stack, fusion, large), run(stack, None, large))
+    assert calls == [37], "as large a forward is not compared again"
+    for inputs in (small, large):
+        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+    assert calls == [37, 29, 29, 29, 37, 37, 37] and "silu-mul, rope exact" in fusion.status(stack)
+
+
 @pytest.mark.parametrize("form", ["differs", "raises"])
 def test_attention_that_is_not_what_its_host_writes_out_stays_stock(form: str) -> None:
     assert HOST.attention is not None

@@ -117,3 +117,34 @@ def test_blocks_that_use_their_parts_otherwise_run_stock(strange: str, monkeypat
     for _ in range(2):
         assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
     assert untouched(stack)
+
+
+class _Gelu(nn.Module):
+    """A feed-forward of the same parts, of another function."""
+
+    def __init__(self, ffn: nn.Module) -> None:
+        super().__init__()
+        self.w1, self.w2, self.w3 = ffn.w1, ffn.w2, ffn.w3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w2(nn.functional.gelu(self.w1(x)) * self.w3(x))
+
+
+@pytest.mark.parametrize("part", ["ffn_norm1", "feed_forward"])
+def test_what_stood_on_a_model_for_one_clone_is_forgotten_with_it(part: str) -> None:
+    """A norm that declines the model before it runs, a feed-forward that is found out as it does."""
+    stack, inputs, fusion = make_stack(), make_inputs(), make_fusion(eager_everywhere())
+    run(stack, fusion, inputs)
+    proven = fusion.status(stack)
+    block = stack.layers[1]
+    own = getattr(block, part)
+    setattr(block, part, nn.Sequential(own) if part == "ffn_norm1" else _Gelu(own))
+    for _ in range(2):
+        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+    assert fusion.status(stack).startswith("stock: ") and fusion.unfused_reason(stack) is not None
+    setattr(block, part, own)
+    for _ in range(2):
+        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+    assert fusion.status(stack) == proven and fusion.unfused_reason(stack) is None
+    with fusion.mounted(stack):
+        assert not untouched(stack)
