@@ -14,7 +14,7 @@ from torch import nn
 from ..kernels.availability import unavailable
 from .chains import FP8_INPUT, ROPE, ROWS_INPUT, Chain, load_chains, quantise_chain, quantise_rows_chain
 from .host import Host
-from .mount import Mount
+from .mount import Call, Mount
 from .pieces import ALL, NONE, Pieces
 from .proof import NO_ROOM, Ledger, log
 from .self_test import self_test
@@ -95,14 +95,14 @@ class Fusion:
             )
 
     @contextlib.contextmanager
-    def mounted(self, root: nn.Module) -> Iterator[Mount | None]:
+    def mounted(self, root: nn.Module) -> Iterator[Call | None]:
         """Fuses the blocks below `root` inside the context; outside, nothing of it is left on the model."""
         mount = self._mount(root)
         if isinstance(mount, str):
             yield None
         else:
-            with mount.active():
-                yield mount
+            with mount.active() as call:
+                yield call
 
     def run(
         self, root: nn.Module, forward: Callable[[], Result], may_repeat: Callable[[], bool] = lambda: True
@@ -119,9 +119,9 @@ class Fusion:
             may_repeat: whether it may be run more than once; asked only before it would be.
         """
         for _ in range(_FORWARDS):
-            with self.mounted(root) as mount:
+            with self.mounted(root) as call:
                 out = forward()
-            if mount is None or not mount.compared or not self._inexact(mount) or not may_repeat():
+            if call is None or not call.compared or not self._inexact(call.mount) or not may_repeat():
                 break
         return out
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,19 @@ from .site import Site, kind_of
 from .structure import Structure, norms_hooked
 
 
+@dataclass
+class Call:
+    """One call of a mounted model.
+
+    Attributes:
+        mount: what is mounted.
+        compared: once it is over, whether it compared anything, and so gave what stock gives.
+    """
+
+    mount: Mount
+    compared: bool = False
+
+
 class Mount:
     """The sites of one model and the evidence of its current forward. One model runs one forward at a time.
 
@@ -38,7 +52,6 @@ class Mount:
         pieces: of `high`.
 
     Attributes:
-        compared: whether the last call compared anything, and so gave what stock gives.
         fp8: what its Linears are given.
         stock_reason: why the model runs stock as long as nothing on it is exchanged, or None.
         starved: whether a comparison found too little memory.
@@ -50,7 +63,6 @@ class Mount:
         self.host = host
         self.ledger = ledger
         self.evidence = ledger.evidence()
-        self.compared = False
         self.stock_reason: str | None = None
         self._values = 0  # of the hidden states that the current forward began with
         self._no_room = math.inf  # as many as could not be compared
@@ -252,7 +264,7 @@ class Mount:
         return not self._taken() and not self._marks.hold()
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> Iterator[Call]:
         """Exchanges the forwards. Settles the evidence of a call that came to its end; one cut short proves nothing.
 
         While another thread, or an outer call, has sites on the model, this one runs through it as it finds it; so it
@@ -267,32 +279,33 @@ class Mount:
                     sites = [site for _, group in groups for site in group]
                     self._first = sites[0] if sites else None
                     self.evidence = self.ledger.evidence()
-                    self.compared = self._cut_short = False
+                    self._cut_short = False
                     self._thread = threading.get_ident()
                     exchanged.enter_context(exchanged_forwards({site.module: site for site in sites}))
+            call = Call(self)
             try:
-                yield
+                yield call
             finally:
                 if mine:
                     self._thread = None
                     self.fp8.end()
                     self._kinds.clear()
         if mine and self.evidence.witnesses:
-            self._conclude()
+            call.compared = self._settle()
 
-    def _conclude(self) -> None:
-        """Draws the conclusions of a call that compared something and came to its end."""
+    def _settle(self) -> bool:
+        """Draws the conclusions of a call that compared something and came to its end; whether there were any."""
         evidence, self.evidence = self.evidence, self.ledger.evidence()
         if self.stock_reason is not None or self._cut_short:
-            return
+            return False
         if unequal := evidence.structure.total():
             self.run_stock(
                 f"the blocks compute something else than their parts suggest, or do not repeat themselves "
                 f"({unequal:,} of {evidence.structure.compared:,} values differ from stock)"
             )
-            return
-        self.compared = True
+            return False
         self.ledger.settle(evidence)
+        return True
 
     def _taken(self) -> bool:
         return any(isinstance(s.module.__dict__.get("forward"), Site) for _, group in self._sites for s in group)

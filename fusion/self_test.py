@@ -25,19 +25,10 @@ def self_test(
 
     The rope is left to the shadow: its arguments are the host's own.
     """
-    generator = torch.Generator(device=device).manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device).bfloat16()
-
-    x, branch, weight = random(BATCH, TOKENS, hidden), random(BATCH, TOKENS, hidden), random(hidden)
-    first, second, *_ = random(BATCH, 1, 4 * hidden).chunk(4, dim=-1)
-    arguments: dict[str, tuple[object, ...]] = {
-        MODULATE: (x, weight, first, eps),
-        GATE: (x, branch, weight, second, eps),
-        SILU_MUL: (x, branch),
-        MERGE: (x, branch, weight, second, weight, first, eps, eps),
-    }
+    try:
+        arguments = _arguments(device, hidden, eps)
+    except torch.OutOfMemoryError:
+        return  # says nothing about the kernels; the shadow forward will
     for name in names:
         if name in ledger.refused or name not in arguments:
             continue
@@ -47,8 +38,25 @@ def self_test(
             for ours, theirs in paired(*forms):
                 count.add(ours, theirs)
         except torch.OutOfMemoryError:
-            continue  # says nothing about the kernel; the shadow forward will
+            continue  # nor does this
         except Exception as error:
             ledger.refuse(name, raised(error))
         else:
             ledger.judge(name, count)
+
+
+def _arguments(device: torch.device, hidden: int, eps: float) -> dict[str, tuple[object, ...]]:
+    """What each chain is called with."""
+    generator = torch.Generator(device=device).manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+
+    x, branch, weight = random(BATCH, TOKENS, hidden), random(BATCH, TOKENS, hidden), random(hidden)
+    first, second, *_ = random(BATCH, 1, 4 * hidden).chunk(4, dim=-1)
+    return {
+        MODULATE: (x, weight, first, eps),
+        GATE: (x, branch, weight, second, eps),
+        SILU_MUL: (x, branch),
+        MERGE: (x, branch, weight, second, weight, first, eps, eps),
+    }

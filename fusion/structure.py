@@ -39,7 +39,14 @@ class BlockSignature:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockCall:
-        """Sorts the arguments of a call. Raises KeyError if hidden states or adaln_input are missing."""
+        """Sorts the arguments of a call.
+
+        Raises:
+            KeyError: hidden states or adaln_input are missing.
+            TypeError: there are more arguments than parameters.
+        """
+        if len(args) > len(self.names):
+            raise TypeError(f"forward takes {len(self.names)} arguments, {len(args)} were given")
         given = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
         x, adaln_input = given.pop(self.names[0]), given.pop(ADALN_INPUT)
         return BlockCall(x, adaln_input, given)

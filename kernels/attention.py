@@ -72,8 +72,10 @@ def cudnn_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 
     Raises:
         KernelDeclined: cuDNN does not take these arguments, or was turned off in this process.
-        RuntimeError: it fails all the same.
+        RuntimeError: cuDNN took the arguments, and then failed.
     """
+    if not torch.backends.cuda.cudnn_sdp_enabled():
+        raise KernelDeclined("cuDNN's attention is turned off in this process")
     if not can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, False, False)):
         kind = str(q.dtype).removeprefix("torch.")
         raise KernelDeclined(f"cuDNN does not take heads of {q.shape[-1]} in {kind} here")

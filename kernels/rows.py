@@ -26,6 +26,8 @@ def decline_tensor(name: str, x: torch.Tensor) -> str | None:
         return f"{name} is {str(x.dtype).removeprefix('torch.')}, the kernels take bfloat16"
     if not (x.is_cuda or interpreted()):
         return f"{name} is on {x.device.type}, the kernels run on a GPU"
+    if x.ndim == 0:
+        return f"{name} has no dimensions"
     if x.stride(-1) != 1 and x.shape[-1] != 1:
         return f"the last dimension of {name} is strided"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -221,6 +222,25 @@ def test_self_test_judges_before_the_first_image() -> None:
     said = fusion.status(stack)
     assert said.startswith("lossless: 3/3 blocks; modulate, gate+modulate, silu-mul exact; ")
     assert "; rope to be proven on the first step; gate stock (" in said
+
+
+def test_a_self_test_without_room_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **named: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    stack, fusion = make_stack(), make_fusion(eager_everywhere())
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "randn", full)
+        fusion.self_test(stack)
+    assert not fusion.ledger.refused and not fusion.ledger.proven
+
+
+def test_more_arguments_than_a_block_takes_are_refused_as_stock_refuses_them() -> None:
+    stack, inputs, fusion = make_stack(), make_inputs(), make_fusion(eager_everywhere())
+    run(stack, fusion, inputs)
+    for mounted in (contextlib.nullcontext(), fusion.mounted(stack)):
+        with mounted, torch.inference_mode(), pytest.raises(TypeError):
+            stack.layers[0](*inputs, None)
 
 
 def test_no_such_quality() -> None:

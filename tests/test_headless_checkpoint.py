@@ -141,6 +141,27 @@ def test_every_layout_loads_to_the_same_bytes(tiny: Path, copy: Path, naming: st
     assert all(torch.equal(official[name], other[name]) for name in official)
 
 
+@pytest.mark.parametrize("mark", ["fp8", "int8"])
+def test_weights_that_are_quantised_for_comfyui_are_refused(copy: Path, mark: str) -> None:
+    """int8 with a scale that could pass for a row's, whose rotation nothing here would undo."""
+    module = "layers.0.feed_forward.w1"
+    stored, form = {
+        "fp8": (torch.float8_e4m3fn, {"format": "float8_e4m3fn"}),
+        "int8": (torch.int8, {"format": "int8_tensorwise", "convrot": True}),
+    }[mark]
+
+    def change(tensors: Tensors) -> Tensors:
+        plain = dequantise(tensors)
+        plain[f"{module}.weight"] = plain[f"{module}.weight"].to(stored)
+        plain[f"{module}.weight_scale"] = torch.ones(())
+        plain[f"{module}.comfy_quant"] = torch.tensor(list(json.dumps(form).encode()), dtype=torch.uint8)
+        return plain
+
+    rewrite(copy / "transformer" / WEIGHTS, change)
+    with pytest.raises(CheckpointError, match="made for ComfyUI's quantised operations"):
+        load_transformer(copy / "transformer" / WEIGHTS, CPU)
+
+
 def test_plain_text_encoder_gives_the_same_features_as_fp8(tiny: Path, copy: Path) -> None:
     rewrite(copy / "text_encoder" / "model.safetensors", dequantise)
     a, b = encode(open_folder(tiny), SETTINGS, CPU), encode(open_folder(copy), SETTINGS, CPU)

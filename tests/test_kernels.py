@@ -259,6 +259,8 @@ def test_declined_with_a_reason(
 def test_mismatched_operands_are_declined() -> None:
     with pytest.raises(KernelDeclined, match="differ"):
         silu_mul.silu_mul(random(4, 8), random(4, 4))
+    with pytest.raises(KernelDeclined, match="no dimensions"):
+        silu_mul.silu_mul(random(1)[0], random(1)[0])
     with pytest.raises(KernelDeclined, match="not float16"):
         silu_mul.silu_mul(random(4, 8), random(4, 8), torch.float16)
     if FP8 not in OUT_DTYPES:

@@ -19,7 +19,7 @@ log = logging.getLogger("ideogram4_fusion")
 
 OVERRIDE = "optimized_attention_override"
 
-_ELSEWHERE = "it does not run on an NVIDIA GPU"
+_ELSEWHERE = "the model is not on an NVIDIA GPU"
 
 # What core hands on beside queries, keys, values, heads and mask without asking for other numbers.
 _NEUTRAL = {"skip_reshape", "transformer_options", "_inside_attn_wrapper"}

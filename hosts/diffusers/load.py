@@ -57,13 +57,13 @@ def load_transformer(
     reference implementation and ComfyUI.
 
     Raises:
-        CheckpointError: the file is no complete Ideogram 4 transformer, or is in ComfyUI's per-tensor fp8.
+        CheckpointError: the file is no complete Ideogram 4 transformer, or is quantised for ComfyUI.
     """
     checkpoint = inspect_checkpoint(file)
-    if checkpoint.layout.weights == "fp8_scaled":
+    if checkpoint.layout.weights not in ("plain", "fp8_row_wise"):
         raise CheckpointError(
             file,
-            "per-tensor fp8 is made for ComfyUI's quantised operations, which diffusers does not have",
+            f"{checkpoint.layout.describe()}: made for ComfyUI's quantised operations, which diffusers does not have",
             "Use the official row-wise fp8 file or a bf16 one.",
         )
     dimensions = checkpoint.dimensions

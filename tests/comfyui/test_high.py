@@ -101,7 +101,7 @@ def test_it_repeats_itself_from_the_first_render_on(model: ModelPatcher) -> None
 def test_where_cudnn_does_not_run_attention_is_core_s_and_the_status_says_so(model: ModelPatcher) -> None:
     high, _ = set_quality(model, "high", pieces=Pieces("cudnn"))
     for _ in range(2):
-        assert status(high).endswith("attention: ComfyUI's (it does not run on an NVIDIA GPU)")
+        assert status(high).endswith("attention: ComfyUI's (the model is not on an NVIDIA GPU)")
         assert torch.equal(render(high), render(model))
 
 
