@@ -5,7 +5,7 @@ from __future__ import annotations
 from .dimensions import Dimensions
 from .expectations import Expectations
 from .header import Header
-from .layout import FUSED_PARTS, SPLIT_PARTS, Layout, Naming
+from .layout import ATTENTION_CONFIG, FUSED_PARTS, SPLIT_PARTS, Layout, Naming
 from .quantisation import quantised_layers
 
 _SCALAR = ((), (1,))
@@ -98,6 +98,8 @@ def check_complete(header: Header, layout: Layout, dims: Dimensions) -> None:
             tensors.expect(optional, _SCALAR, ("F32",))
     if layout.scale == "scale_weight":
         tensors.allow("scaled_fp8")
+    for layer in range(dims.num_layers):
+        tensors.allow(f"layers.{layer}.{ATTENTION_CONFIG}")
     tensors.settle(
         header,
         prefix,

@@ -10,6 +10,8 @@ import re
 
 import torch
 
+from .layout import ATTENTION_CONFIG
+
 StateDict = dict[str, torch.Tensor]
 
 E4M3_MAX = 448.0  # torch.finfo(torch.float8_e4m3fn).max
@@ -71,7 +73,7 @@ def to_split_names(state_dict: StateDict) -> StateDict:
 
 
 def dequantise_row_wise(state_dict: StateDict, dtype: torch.dtype = torch.bfloat16) -> StateDict:
-    """Official row-wise fp8 -> plain weights; every tensor comes out in `dtype`, the scales are dropped.
+    """Official row-wise fp8 -> plain weights; every number comes out in `dtype`, the scales are dropped.
 
     w = w8.to(dtype) * scale.to(dtype)[:, None], scale [out]: the scale is rounded before the product, as in the
     reference implementation's WeightOnlyFP8Linear, so that bfloat16 weights are bit-equal to those it computes with.
@@ -80,7 +82,11 @@ def dequantise_row_wise(state_dict: StateDict, dtype: torch.dtype = torch.bfloat
     for name in list(state_dict):
         if name.endswith((".weight_scale", ".comfy_quant")):
             continue  # scales go with their weights; marks say how ComfyUI saved what is dequantised now
-        tensor = state_dict.pop(name).to(dtype)
+        tensor = state_dict.pop(name)
+        if name.endswith(ATTENTION_CONFIG):
+            plain[name] = tensor
+            continue
+        tensor = tensor.to(dtype)
         scale = state_dict.pop(f"{name}_scale", None)
         plain[name] = tensor if scale is None else tensor.mul_(scale.to(dtype)[:, None])
     return plain

@@ -25,6 +25,9 @@ PREFIXES = (
 FUSED_PARTS = ("qkv", "o")
 SPLIT_PARTS = ("to_q", "to_k", "to_v", "to_out.0")
 
+# Beside a block's attention, a JSON text in uint8: the attention that ComfyUI (newer than 0.33) is to take for it.
+ATTENTION_CONFIG = "attention.comfy_attention.config"
+
 Naming = Literal["fused", "split"]
 Weights = Literal["plain", "fp8_row_wise", "fp8_scaled", "comfy_mixed"]
 

@@ -40,6 +40,10 @@ class Fusion:
         chains: the chains to fuse; those of `kernels/` where None.
         pieces: of `high`; attention is the host's to choose.
 
+    Attributes:
+        chosen: `pieces`, at either quality.
+        pieces: those of them that the quality has: none at `lossless`.
+
     Raises:
         ValueError: any other quality. `off` is the absence of a Fusion.
     """
@@ -58,6 +62,7 @@ class Fusion:
         self.quality = quality
         self.host = host
         self.device = device
+        self.chosen = pieces
         self.pieces = pieces if quality == HIGH else NONE
         self._pieces = self.pieces  # those that the device can do
         self._no_fast: str | None = None

@@ -126,13 +126,16 @@ def shard(file: Path) -> Path:
     return file.with_name("model-00001-of-00002.safetensors")
 
 
-@pytest.mark.parametrize("naming", ["split", "plain", "shards"])
+@pytest.mark.parametrize("naming", ["split", "plain", "shards", "with a wish for ComfyUI's attention"])
 def test_every_layout_loads_to_the_same_bytes(tiny: Path, copy: Path, naming: str) -> None:
     file = copy / "transformer" / WEIGHTS
     if naming == "split":
         rewrite(file, split)
     elif naming == "plain":
         rewrite(file, dequantise)
+    elif naming.startswith("with"):
+        wish = torch.zeros(2, dtype=torch.uint8)
+        rewrite(file, lambda tensors: {**tensors, "layers.0.attention.comfy_attention.config": wish})
     else:
         assert shard(file) == open_folder(copy).transformer
     official = load_transformer(open_folder(tiny).transformer, CPU)[0].state_dict()

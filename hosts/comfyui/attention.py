@@ -19,6 +19,7 @@ log = logging.getLogger("ideogram4_fusion")
 
 OVERRIDE = "optimized_attention_override"
 
+_PREFERENCE = "comfy_attention"  # beside a block's attention, in cores newer than 0.33
 _ELSEWHERE = "the model is not on an NVIDIA GPU"
 
 # What core hands on beside queries, keys, values, heads and mask without asking for other numbers.
@@ -115,8 +116,8 @@ def is_foreign(override: Any) -> bool:
 def set_attention(model: ModelPatcher, choice: str) -> None:
     """Puts it on a MODEL, or takes it off for `stock`.
 
-    Another pack's override stays, whatever is chosen; so does an attention that the checkpoint asks for, which newer
-    cores leave out where there is an override.
+    Another pack's override stays, whatever is chosen; so does an attention that the checkpoint or a LoRA asks for,
+    which newer cores leave out where there is an override.
     """
     options = model.model_options.setdefault("transformer_options", {})
     if attention_of(model) is not None:
@@ -128,5 +129,7 @@ def set_attention(model: ModelPatcher, choice: str) -> None:
 
 
 def _asks_for_its_own(model: ModelPatcher) -> bool:
-    preferences = (getattr(module, "comfy_attention", None) for module in model.model.modules())
+    preferences = [getattr(module, _PREFERENCE, None) for module in model.model.modules()]
+    # A LoRA's: core puts it on the module only when it loads the model.
+    preferences += [patch for name, patch in model.object_patches.items() if name.endswith(f".{_PREFERENCE}")]
     return any(getattr(preference, "function", None) is not None for preference in preferences)

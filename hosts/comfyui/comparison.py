@@ -49,9 +49,9 @@ def compare_qualities(
 ) -> Comparison:
     """Renders `qualities` with the same noise, noise levels and conditioning, strictly one after the other.
 
-    Whatever quality `model` and `unconditional` carry is replaced for each side; the pieces of `high` stay as they were
-    chosen on `model`. Each side is warmed up first, and
-    timed after that: seconds per step are the times between two steps, so that of the first is not among them.
+    Whatever quality `model` carries is replaced for each side, with the pieces of `high` that were chosen on it; core
+    runs `unconditional` with the options of `model`, fusion included. Each side is warmed up first, and timed after
+    that: seconds per step are the times between two steps, so that of the first is not among them.
     """
     latent = fit_latent(model, latent)
     levels = preset_sigmas(model, latent, preset)
@@ -96,10 +96,7 @@ def _render(
     """One side: its render, its latent samples, and why nothing was fused where something should have been."""
     pieces = fusion_quality.pieces_of(model)
     fused, _ = fusion_quality.set_quality(model, quality, pieces=pieces)
-    fused_unconditional = None
-    if unconditional is not None and preset.needs_unconditional:
-        fused_unconditional, _ = fusion_quality.set_quality(unconditional, quality, pieces=pieces)
-    guider = make_guider(fused, positive, preset, levels, fused_unconditional)
+    guider = make_guider(fused, positive, preset, levels, unconditional)
     sample(guider, levels[: WARM_UP_STEPS + 1], latent, seed)
 
     device = torch.device(model.load_device)
@@ -111,10 +108,12 @@ def _render(
     comfy.model_management.synchronize()
     total = time.perf_counter() - start
 
-    lines = [fusion_quality.status(m) for m in (fused, fused_unconditional) if m is not None]
+    status = fusion_quality.status(fused)
+    if unconditional is not None and preset.needs_unconditional:
+        status += f" | unconditional: {fusion_quality.status(fused, unconditional)}"
     render = Render(
         quality=quality,
-        status=" | unconditional: ".join(lines),
+        status=status,
         seconds_per_step=clock.seconds_per_step,
         total_seconds=total,
         peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,

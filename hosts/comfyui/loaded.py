@@ -7,10 +7,11 @@ from pathlib import Path
 from torch import nn
 
 from ...checkpoint.errors import CheckpointError
+from ...checkpoint.layout import ATTENTION_CONFIG
 
 
 def refuse_half_loaded(file: Path, module: nn.Module, given: set[str]) -> None:
-    """Raises unless a module has exactly the tensors that it was given.
+    """Raises unless a module has exactly the tensors that it was given, but for wishes that this core may not know.
 
     Args:
         file: the file to name.
@@ -21,6 +22,8 @@ def refuse_half_loaded(file: Path, module: nn.Module, given: set[str]) -> None:
         CheckpointError: it has others.
     """
     taken, kind = set(module.state_dict()), type(module).__name__
+    wishes = {name for name in taken | given if name.endswith(ATTENTION_CONFIG)}
+    taken, given = taken - wishes, given - wishes
     for names, problem in (
         (taken - given, f"the installed ComfyUI's {kind} has weights that the file lacks"),
         (given - taken, f"the installed ComfyUI's {kind} has no place for some of the weights"),

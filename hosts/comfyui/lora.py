@@ -9,6 +9,7 @@ Source of the names: diffusers' `transformer_ideogram4.py` and its LoRA trainer;
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ _FUSED = ".attention.qkv.weight"
 _PREFIXES = ("", "transformer.", "conditional_transformer.", "diffusion_model.", "base_model.model.")
 _FLAT_PREFIXES = ("lora_unet_", "lora_transformer_", "lycoris_")
 _NAMED_AT_MOST = 3
+# What half a pair, an alpha of several values, a rank of 0 and a pattern that is no regular expression raise.
+_DAMAGE = (LookupError, RuntimeError, ValueError, TypeError, ArithmeticError, re.error)
 
 
 class LoraError(ValueError):
@@ -38,7 +41,7 @@ class LoraError(ValueError):
 
 
 def apply_lora(model: ModelPatcher, path: str | os.PathLike[str], strength: float) -> tuple[ModelPatcher, str]:
-    """A clone of `model` with the LoRA on it, and a line that says how much of the file it took.
+    """A clone of `model` with the LoRA on it, `model` itself at strength 0, and a line on how much of the file it took.
 
     Args:
         model: an Ideogram 4 MODEL; at any fusion quality, which goes on holding.
@@ -51,13 +54,13 @@ def apply_lora(model: ModelPatcher, path: str | os.PathLike[str], strength: floa
             model's, or a pair is incomplete.
     """
     stored, metadata = _read(Path(path))
-    tensors = comfy.lora_convert.convert_lora(stored)
-    alphas = metadata_alphas(tensors, metadata)
     names = lora_names(model)
     weights = model.model.state_dict()
     try:
+        tensors = comfy.lora_convert.convert_lora(stored)
+        alphas = metadata_alphas(tensors, metadata)
         found = comfy.lora.load_lora({**tensors, **alphas}, names, log_missing=False)
-    except (LookupError, RuntimeError, ValueError) as error:  # half a pair, an alpha of several values
+    except _DAMAGE as error:
         raise LoraError(f"{os.path.basename(path)}: it is damaged ({type(error).__name__}: {error})") from error
     # core makes patches for biases too, of weights that have none and of slices.
     patches = {target: patch for target, patch in found.items() if _weight(target) in weights}
@@ -127,12 +130,19 @@ def _counts(tensor: str, names: Mapping[str, Target], patches: Mapping[Target, A
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, str] | None]:
     """Tensors and metadata; of a damaged or empty file, in words. Raises LoraError."""
-    if path.suffix.lower() == ".safetensors":
+    if path.suffix.lower() in (".safetensors", ".sft"):
         try:
             read_header(path)
         except CheckpointError as error:
             raise LoraError(f"{path.name}: {error.problem}") from error
-    stored, metadata = comfy.utils.load_torch_file(str(path), safe_load=True, return_metadata=True)
+    try:
+        stored, metadata = comfy.utils.load_torch_file(str(path), safe_load=True, return_metadata=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever an unpickler meets
+        raise LoraError(f"{path.name}: it is damaged ({type(error).__name__}: {error})") from error
+    if not all(isinstance(tensor, torch.Tensor) for tensor in stored.values()):
+        raise LoraError(f"{path.name}: it holds something else than tensors")
     spoilt = next((n for n, t in stored.items() if t.is_floating_point() and not bool(t.isfinite().all())), None)
     if spoilt is not None:
         raise LoraError(f"{path.name}: it is damaged ({spoilt} holds values that are no numbers)")

@@ -38,7 +38,8 @@ _BLOCK = r"diffusion_model\.layers\.\d+"
 _PATCHED = {
     rf"{_BLOCK}(\.({'|'.join(NORMS)}))?(\.forward)?": BLOCK_CHAINS,
     rf"{_BLOCK}\.feed_forward(\.forward)?": (SILU_MUL,),
-    rf"{_BLOCK}\.attention(\.\w+)?(\.forward)?": (ROPE,),
+    # The attention that newer cores are told to take stands beside the modules that are written out.
+    rf"{_BLOCK}\.attention(\.(?!comfy_attention)\w+)?(\.forward)?": (ROPE,),
 }
 
 
@@ -118,21 +119,27 @@ def quality_of(model: ModelPatcher) -> str:
 
 
 def pieces_of(model: ModelPatcher) -> Pieces:
-    """The pieces of `high` that were chosen on a MODEL, all of them where none were."""
+    """The pieces of `high` that were chosen on a MODEL, whatever its quality; all where it carries no fusion."""
     fusion = fusion_of(model)
-    return fusion.pieces if fusion is not None and fusion.quality == HIGH else ALL
+    return ALL if fusion is None else fusion.chosen
 
 
-def status(model: ModelPatcher) -> str:
-    """What is mounted on a MODEL, in one line, as of its last forward."""
+def status(model: ModelPatcher, unconditional: ModelPatcher | None = None) -> str:
+    """What is mounted on a MODEL, in one line, as of its last forward.
+
+    Args:
+        model: the MODEL.
+        unconditional: asks for what `model` mounts on this one, which a guider of two models runs with its options.
+    """
     fusion = fusion_of(model)
     if fusion is None:
         return "off: stock"
     if _compiled(model):
         return f"stock: {_COMPILED}"
     override = model.model_options.get("transformer_options", {}).get(OVERRIDE)
-    foreign = {**_foreign(model), **_foreign_attention(override)}
-    line = fusion.status(_root(model.model), foreign, _object_patches(model))
+    mounted_on = unconditional or model
+    foreign = {**_foreign(mounted_on), **_foreign_attention(override)}
+    line = fusion.status(_root(mounted_on.model), foreign, _object_patches(mounted_on))
     return _with_attention(line, fusion, override)
 
 

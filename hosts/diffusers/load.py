@@ -19,6 +19,7 @@ from ...checkpoint.errors import CheckpointError
 from ...checkpoint.folder import CheckpointFolder, model_file
 from ...checkpoint.header import Header, read_header
 from ...checkpoint.inspection import Checkpoint, inspect_checkpoint
+from ...checkpoint.layout import ATTENTION_CONFIG
 from ...checkpoint.shards import find_shards
 from ...checkpoint.values import refuse_bad_values, refuse_empty_end
 from .memory import is_out_of_memory
@@ -76,7 +77,8 @@ def load_transformer(
     # Row-wise fp8 stands for bfloat16 numbers, whatever computes with them.
     stored = torch.bfloat16 if checkpoint.layout.weights == "fp8_row_wise" else dtype
     plain = to_split_names(dequantise_row_wise(weights, stored))
-    model.load_state_dict({name: tensor.to(dtype) for name, tensor in plain.items()}, assign=True)
+    numbers = {name: tensor.to(dtype) for name, tensor in plain.items() if not name.endswith(ATTENTION_CONFIG)}
+    model.load_state_dict(numbers, assign=True)
     # Its frequencies are in no checkpoint, and must stay fp32: in bf16 image positions beyond 65536 would collapse.
     model.rotary_emb = Ideogram4MRoPE(
         dimensions.attention_head_dim, dimensions.rope_theta, dimensions.mrope_section

@@ -87,7 +87,8 @@ def test_with_nothing_chosen_it_is_stock_to_the_bit(model: ModelPatcher) -> None
 def test_the_comparison_keeps_the_pieces_that_were_chosen(model: ModelPatcher) -> None:
     chosen = Pieces("stock", fast_accumulation=False)
     assert pieces_of(set_quality(model, "high", pieces=chosen)[0]) == chosen
-    assert pieces_of(set_quality(model, "lossless", pieces=chosen)[0]) == pieces_of(model) == ALL
+    assert pieces_of(set_quality(model, "lossless", pieces=chosen)[0]) == chosen
+    assert pieces_of(set_quality(model, "off", pieces=chosen)[0]) == pieces_of(model) == ALL
 
 
 def test_it_repeats_itself_from_the_first_render_on(model: ModelPatcher) -> None:
@@ -185,6 +186,10 @@ def test_an_attention_that_the_checkpoint_asks_for_is_kept(model: ModelPatcher) 
     finally:
         object.__delattr__(block, "comfy_attention")
     assert attention.attention_of(set_quality(model, "high")[0]) is not None
+    lora = model.clone()
+    lora.add_object_patch("diffusion_model.layers.0.attention.comfy_attention", asks)
+    high, line = set_quality(lora, "high")
+    assert attention.attention_of(high) is None and "another node patched" not in line
 
 
 def test_another_packs_attention_is_called_once_a_step(model: ModelPatcher) -> None:

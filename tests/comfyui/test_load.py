@@ -113,6 +113,21 @@ def test_output_is_that_of_the_dequantised_weights(
     assert distance(patcher.model.diffusion_model(*inputs(text)), expected) < TOLERANCE
 
 
+@pytest.mark.parametrize("row_wise", ["bf16", "fp8"])
+@pytest.mark.parametrize("layout", ["bf16 split", "row-wise", "scaled"])
+def test_a_wish_for_an_attention_is_no_damage(tmp_path: Path, weights: StateDict, layout: str, row_wise: str) -> None:
+    """Written as newer cores read it; what 0.33 does not know it leaves out."""
+    wish = torch.tensor(list(b'[{"attention": "unheard of"}]'), dtype=torch.uint8)
+    stored = {**LAYOUTS[layout][0](weights), "layers.1.attention.comfy_attention.config": wish.clone()}
+    file = write_file(tmp_path / "model.safetensors", stored, CONFIG, {"format": "pt"})
+    wished = load_diffusion_model(file, row_wise).model.diffusion_model(*inputs())
+    plain = load_diffusion_model(file_of(tmp_path, weights, layout), row_wise).model.diffusion_model(*inputs())
+    assert torch.equal(wished, plain)
+    unknown = {**stored, "layers.1.attention.comfy_attention.other": wish.clone()}
+    with pytest.raises(CheckpointError, match=r"unknown: layers\.1\.attention\.comfy_attention\.other"):
+        load_diffusion_model(write_file(file, unknown, CONFIG, {"format": "pt"}), row_wise)
+
+
 def test_quantisation_and_config_are_visible_in_the_output(weights: StateDict) -> None:
     """The test above would notice a dropped scale's rounding, a swapped q and k, an official norm_eps."""
     exact = reference(weights)(*inputs())

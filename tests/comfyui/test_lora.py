@@ -329,13 +329,42 @@ def test_the_metadata_s_alpha_is_applied_as_peft_does(
     [(b"", "empty"), (b"<html>", "web page"), (None, "no numbers")],
     ids=["empty", "web page", "NaN"],
 )
+@pytest.mark.parametrize("ending", ["safetensors", "sft"])
 def test_a_lora_that_is_none_is_refused_in_words(
-    tmp_path: Path, model: ModelPatcher, weights: StateDict, content: bytes | None, words: str
+    tmp_path: Path, model: ModelPatcher, weights: StateDict, content: bytes | None, words: str, ending: str
 ) -> None:
-    file = tmp_path / "lora.safetensors"
+    file = tmp_path / f"lora.{ending}"
     if content is None:
         save_file({n: t * torch.nan for n, t in peft("", pairs(weights, split=True)).items()}, str(file))
     else:
         file.write_bytes(content)
-    with pytest.raises(LoraError, match=rf"^lora\.safetensors: .*{words}"):
+    with pytest.raises(LoraError, match=rf"^lora\.{ending}: .*{words}"):
+        apply_lora(model, file, 1.0)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", {"a": "b"}], ids=["empty", "junk", "no tensors"])
+def test_a_pickle_that_is_no_lora_is_refused_in_words(
+    tmp_path: Path, model: ModelPatcher, content: bytes | dict[str, str]
+) -> None:
+    file = tmp_path / "lora.pt"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        torch.save(content, file)
+    with pytest.raises(LoraError, match=r"^lora\.pt: it "):
+        apply_lora(model, file, 1.0)
+
+
+@pytest.mark.parametrize("spoil", ["pattern", "alpha", "rank"])
+def test_settings_that_say_nothing_sensible_are_damage(
+    tmp_path: Path, model: ModelPatcher, weights: StateDict, spoil: str
+) -> None:
+    stored = peft("transformer.", pairs(weights, split=True))
+    settings = {"transformer.lora_alpha": 4, "transformer.alpha_pattern": {"(" if spoil == "pattern" else ".*": None}}
+    if spoil == "rank":
+        settings["transformer.alpha_pattern"] = {}
+        stored = {name: t[:0] if ".lora_A." in name else t[:, :0] for name, t in stored.items()}
+    file = tmp_path / "lora.safetensors"
+    save_file(stored, str(file), {"lora_adapter_metadata": json.dumps(settings)})
+    with pytest.raises(LoraError, match="damaged"):
         apply_lora(model, file, 1.0)

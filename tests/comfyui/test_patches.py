@@ -120,7 +120,8 @@ def test_attention_of_newer_cores(model: ModelPatcher, monkeypatch: pytest.Monke
     monkeypatch.setattr(core, "optimized_attention_masked", newer)
     monkeypatch.setattr(core.Ideogram4Attention, "forward", forward)
     for layer in model.model.diffusion_model.layers:
-        layer.attention.comfy_attention = "preference"
+        # Newer cores have a module there, in whose place `setattr` takes nothing else.
+        object.__setattr__(layer.attention, "comfy_attention", "preference")
     stock = render(model)
     fused, _ = set_quality(model, "lossless")
     seen.clear()
