@@ -172,7 +172,7 @@ class BlockSite(Site):
 def _modulation(m: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """[B, 1, 4 * D] -> scale and gate of attention, scale and gate of the feed-forward; gates behind tanh.
 
-    tanh is ATen's own, over all four at once: one launch and no copy, and what it does for nothing is small.
+    tanh is ATen's own, over all four at once: one launch and no copy; the half that is not needed is cheap.
     """
     scale_msa, _, scale_mlp, _ = m.chunk(4, dim=-1)
     _, gate_msa, _, gate_mlp = torch.tanh(m).chunk(4, dim=-1)

@@ -116,7 +116,7 @@ def test_a_guided_preset_wants_the_second_model(model: ModelPatcher) -> None:
 def test_a_guided_preset_with_both_models(
     model: ModelPatcher, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, wrong: bool
 ) -> None:
-    """What is said of both is of the one Fusion that core runs them with; its kernel may be wrong after the self-test."""
+    """What is said of both is of the one Fusion that core runs them with, be its kernel wrong after the self-test."""
     pytest.importorskip("av")  # core's two-model guider lies in a module that needs all of ComfyUI's packages
     eager = load_chains()["silu-mul"].eager
 
