@@ -19,15 +19,14 @@ from safetensors.torch import load_file, save_file
 
 from ..checkpoint.completeness import linear_shapes
 from ..checkpoint.convert import to_fused_names
-from ..hosts.diffusers.tiny_checkpoint import write_part
 from .autoencoder import new_autoencoder
+from .parts import DIFFUSERS_FILE, write_part
 from .text_encoder import random_weights, text_config
 from .tokenizer import make_tokenizer
 from .transformer import DIMENSIONS
 
 TRANSFORMER_STATE, AUTOENCODER_STATE = "transformer.safetensors", "vae.safetensors"
 
-_DIFFUSERS_FILE = "diffusion_pytorch_model.safetensors"
 _TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 
 
@@ -63,14 +62,14 @@ def write_autoencoder(folder: Path, autoencoder: AutoencoderKLFlux2) -> None:
         name: tensor.to("cpu", torch.bfloat16 if tensor.is_floating_point() else None).contiguous()
         for name, tensor in autoencoder.state_dict().items()
     }
-    save_file(tensors, folder / "vae" / _DIFFUSERS_FILE)
+    save_file(tensors, folder / "vae" / DIFFUSERS_FILE)
 
 
 def write_transformer(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """transformer/, of weights under diffusers' names: fused, its Linears row-wise fp8, the rest bfloat16."""
     fused = to_fused_names({name: weight.float().cpu() for name, weight in weights.items()})
     config = {"_class_name": "Ideogram4Transformer2DModel", **DIMENSIONS.as_config()}
-    write_part(folder / "transformer", _DIFFUSERS_FILE, fused, linear_shapes(DIMENSIONS, "fused"), config)
+    write_part(folder / "transformer", DIFFUSERS_FILE, fused, linear_shapes(DIMENSIONS, "fused"), config)
 
 
 def _write_json(file: Path, value: Mapping[str, Any]) -> None:

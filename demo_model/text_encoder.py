@@ -18,24 +18,26 @@ from transformers import PreTrainedTokenizerBase, Qwen3VLConfig, Qwen3VLModel
 from .tokenizer import LARGEST_NUMBER, PREFIX, SUFFIX
 
 WIDTH = 64
-FEATURES = len(QWEN3_VL_ACTIVATION_LAYERS) * WIDTH
+TAPS = len(QWEN3_VL_ACTIVATION_LAYERS)  # layers whose outputs become the features of a text token
+LAYERS = QWEN3_VL_ACTIVATION_LAYERS[-1] + 1
+FEATURES = TAPS * WIDTH
 
-_LAYERS = QWEN3_VL_ACTIVATION_LAYERS[-1] + 1
+_HEAD_SIZE = 16
 _EMBEDDING = "language_model.embed_tokens.weight"
 _WAVES = 12  # sines and as many cosines of a number
 _LONGEST, _SHORTEST = 4000.0, 16.0  # their wavelengths: four times the range, four pixels of a poster
 
 
-def text_config(vocabulary: int) -> Qwen3VLConfig:
+def text_config(vocabulary: int, width: int = WIDTH) -> Qwen3VLConfig:
     """The official encoder's shape but for the sizes: 36 layers, a vision tower that is never run."""
     config = Qwen3VLConfig(
         text_config={
-            "hidden_size": WIDTH,
-            "intermediate_size": WIDTH,
-            "num_hidden_layers": _LAYERS,
-            "num_attention_heads": 4,
+            "hidden_size": width,
+            "intermediate_size": width,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": width // _HEAD_SIZE,
             "num_key_value_heads": 2,
-            "head_dim": 16,
+            "head_dim": _HEAD_SIZE,
             "vocab_size": vocabulary,
             "max_position_embeddings": 4096,
             "rope_scaling": {
@@ -50,7 +52,7 @@ def text_config(vocabulary: int) -> Qwen3VLConfig:
             "hidden_size": 32,
             "num_heads": 2,
             "intermediate_size": 32,
-            "out_hidden_size": WIDTH,
+            "out_hidden_size": width,
             "deepstack_visual_indexes": [0],
         },
     )
@@ -71,7 +73,7 @@ def random_weights(config: Qwen3VLConfig, tokenizer: PreTrainedTokenizerBase) ->
         elif weight.ndim > 1 and name != _EMBEDDING:
             weight /= math.sqrt(math.prod(weight.shape[1:]))
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weight /= math.sqrt(2 * _LAYERS)  # all the branches together add about what the embedding holds
+            weight /= math.sqrt(2 * LAYERS)  # all the branches together add about what the embedding holds
         weights[name] = weight
     _lay_out_numbers(weights[_EMBEDDING], tokenizer)
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]

@@ -42,7 +42,7 @@ _PUNCTUATION = (
 )
 
 # Qwen3-VL's chat template as far as text alone goes, messages as a string or as a list of parts.
-_CHAT_TEMPLATE = (
+CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}"
     "{% else %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
@@ -64,7 +64,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(_SPECIAL))
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=_PAD, eos_token=_END, chat_template=_CHAT_TEMPLATE, padding_side="left"
+        tokenizer_object=tokenizer, pad_token=_PAD, eos_token=_END, chat_template=CHAT_TEMPLATE, padding_side="left"
     )
 
 

@@ -17,8 +17,8 @@ from ideogram4_fusion.checkpoint.folder import open_folder
 from ideogram4_fusion.hosts.diffusers.conditioning import encode, load_text_encoder
 from ideogram4_fusion.hosts.diffusers.load import load_models, load_transformer, load_vae
 from ideogram4_fusion.hosts.diffusers.settings import Settings, SettingsError
-from ideogram4_fusion.hosts.diffusers.tiny_checkpoint import DIMENSIONS, write_tiny_checkpoint
 from ideogram4_fusion.sampling.presets import PRESETS
+from ideogram4_fusion.tests.tiny_checkpoint import DIMENSIONS, write_tiny_checkpoint
 from safetensors.torch import load_file, save_file
 from torch import nn
 

@@ -17,7 +17,7 @@ from ideogram4_fusion.hosts.diffusers import compare
 from ideogram4_fusion.hosts.diffusers.command import DEMO_CHECKPOINT, main
 from ideogram4_fusion.hosts.diffusers.default_prompt import DEFAULT_PROMPT
 from ideogram4_fusion.hosts.diffusers.settings import Settings, SettingsError
-from ideogram4_fusion.hosts.diffusers.tiny_checkpoint import write_tiny_checkpoint
+from ideogram4_fusion.tests.tiny_checkpoint import write_tiny_checkpoint
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,9 +18,9 @@ from ideogram4_fusion.hosts.diffusers.conditioning import Conditioning, encode
 from ideogram4_fusion.hosts.diffusers.load import Models, load_models
 from ideogram4_fusion.hosts.diffusers.render import Renderer, Rendering
 from ideogram4_fusion.hosts.diffusers.settings import Settings, SettingsError
-from ideogram4_fusion.hosts.diffusers.tiny_checkpoint import write_tiny_checkpoint
 from ideogram4_fusion.sampling.presets import PRESETS, Preset
 from ideogram4_fusion.sampling.schedule import sigmas
+from ideogram4_fusion.tests.tiny_checkpoint import write_tiny_checkpoint
 from torch import nn
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")

@@ -177,7 +177,7 @@ def folder_parts(folder: Path) -> list[Part]:
 
     from ...hosts.comfyui.folder_text_encoder import load_text_encoder
     from ...hosts.comfyui.folder_vae import load_vae
-    from ...hosts.diffusers.tiny_checkpoint import write_tiny_checkpoint
+    from ..tiny_checkpoint import write_tiny_checkpoint
 
     write_tiny_checkpoint(folder)
     text, vae = folder / "text_encoder" / "model.safetensors", folder / "vae" / "diffusion_pytorch_model.safetensors"

@@ -30,7 +30,7 @@ from ideogram4_fusion.hosts.diffusers.default_prompt import DEFAULT_PROMPT
 from ideogram4_fusion.hosts.diffusers.load import load_models
 from ideogram4_fusion.hosts.diffusers.render import Renderer, Rendering
 from ideogram4_fusion.hosts.diffusers.settings import Settings
-from ideogram4_fusion.hosts.diffusers.tiny_checkpoint import write_tiny_checkpoint
+from ideogram4_fusion.tests.tiny_checkpoint import write_tiny_checkpoint
 
 CAPTION = json.dumps(
     {"high_level_description": "Ein roter Fuchs (im Schnee) - 雪", "n": ["[1]", "\\"]}, ensure_ascii=False

@@ -16,7 +16,7 @@ from ideogram4_fusion.tests.comfyui.graph import Json
 import nodes
 
 pytest.importorskip("diffusers")
-from ideogram4_fusion.hosts.diffusers.tiny_checkpoint import write_tiny_checkpoint
+from ideogram4_fusion.tests.tiny_checkpoint import write_tiny_checkpoint
 
 NAME = "owner/snapshots/tiny"
 

@@ -182,7 +182,7 @@ def test_a_folder_gives_its_transformer(
     inference: None, tmp_path: Path, weights: StateDict, expected: torch.Tensor
 ) -> None:
     pytest.importorskip("diffusers")
-    from ideogram4_fusion.hosts.diffusers.tiny_checkpoint import write_tiny_checkpoint
+    from ideogram4_fusion.tests.tiny_checkpoint import write_tiny_checkpoint
 
     write_tiny_checkpoint(tmp_path)
     file = tmp_path / "transformer" / "diffusion_pytorch_model.safetensors"

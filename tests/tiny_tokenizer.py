@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
+from ideogram4_fusion.demo_model.tokenizer import CHAT_TEMPLATE
+from ideogram4_fusion.hosts.diffusers.default_prompt import DEFAULT_PROMPT
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-
-from .default_prompt import DEFAULT_PROMPT
 
 VOCABULARY_SIZE = 512
 
 _START, _END, _PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-
-# What Qwen3-VL-8B-Instruct's template gives for text alone, messages as a string or as a list of parts.
-_CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.content is string %}{{ message.content }}"
-    "{% else %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -33,5 +25,5 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator([DEFAULT_PROMPT], trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=_PAD, eos_token=_END, chat_template=_CHAT_TEMPLATE
+        tokenizer_object=tokenizer, pad_token=_PAD, eos_token=_END, chat_template=CHAT_TEMPLATE
     )
