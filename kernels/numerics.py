@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from .rows import interpreted
+
 # How a kernel stores: as usual, or streaming, so that it does not push out of the cache what it reads again.
 CACHED, STREAMING = tl.constexpr(""), tl.constexpr(".cs")
 
-# Triton reads the same variable when it is imported.
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+INTERPRETED = tl.constexpr(interpreted())
 
 
 @triton.jit

@@ -23,9 +23,10 @@ from comfy.text_encoders.llama import BaseLlama, BaseQwen3, Llama2_, Qwen3VL_8BC
 from ...checkpoint.convert import StateDict, strip_prefix
 from ...checkpoint.text_encoder import TextDimensions, inspect_text_encoder
 from ...checkpoint.values import refuse_bad_values, refuse_empty_end
-from .folder_tokenizer import ENCODER, tokenizer_class
+from .folder_tokenizer import tokenizer_class
 from .loaded import refuse_half_loaded
 from .row_wise import adopt, marked
+from .text_encoder import ENCODER
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 

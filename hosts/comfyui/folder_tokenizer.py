@@ -11,8 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ...checkpoint.errors import CheckpointError
 from ...checkpoint.text_encoder import TextDimensions
-
-ENCODER = "qwen3vl_8b"  # core's name for Ideogram 4's text encoder, whatever its size
+from .text_encoder import ENCODER
 
 _START = "<|im_start|>"  # a text that begins so is in a template already
 _LONGEST = 99_999_999

@@ -11,7 +11,7 @@ import torch
 from comfy.sd import CLIP
 from comfy.text_encoders.ideogram4 import IDEOGRAM4_TAP_LAYERS
 
-ENCODER = "qwen3vl_8b"
+ENCODER = "qwen3vl_8b"  # core's name for Ideogram 4's text encoder, whatever its size
 _NORM = f"{ENCODER}.transformer.model.norm"
 _FORWARD = f"{_NORM}.forward"
 

@@ -13,17 +13,14 @@ import pytest
 import torch
 from comfy.model_patcher import ModelPatcher
 from ideogram4_fusion.hosts.comfyui.load import load_diffusion_model
-from ideogram4_fusion.hosts.comfyui.lora import LoraError, apply_lora, lora_names
+from ideogram4_fusion.hosts.comfyui.lora import apply_lora, lora_names
 from ideogram4_fusion.hosts.comfyui.quality import set_quality
-from ideogram4_fusion.tests.tiny import StateDict, tiny_config, tiny_state_dict, write_file
+from ideogram4_fusion.tests.comfyui.loras import CONFIG, RANK, STRENGTH, lycoris, pairs, peft
+from ideogram4_fusion.tests.tiny import StateDict, tiny_state_dict, write_file
 from safetensors.torch import save_file
 
 # core merges into bf16 on a GPU, or only as it multiplies.
 merged_in_fp32 = pytest.mark.skipif(torch.cuda.is_available(), reason="merged weights are compared in fp32, on the CPU")
-CONFIG = tiny_config()
-RANK, STRENGTH = 4, 0.8
-SPLIT = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
-OTHERS = ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "adaln_modulation")
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +31,6 @@ def weights() -> StateDict:
 @pytest.fixture
 def model(tmp_path: Path, weights: StateDict) -> ModelPatcher:
     return load_diffusion_model(write_file(tmp_path / "model.safetensors", weights, CONFIG))
-
-
-def pairs(weights: StateDict, split: bool) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Module -> down [rank, in] and up [out, rank]; q, k and v have one each where they are split."""
-    generator = torch.Generator().manual_seed(1)
-    found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-    for layer in range(int(CONFIG["num_layers"])):
-        for part in (*(SPLIT if split else ("attention.qkv", "attention.o")), *OTHERS):
-            fused = part.replace("to_out.0", "o")
-            thirds = part.endswith(("to_q", "to_k", "to_v"))
-            if thirds:
-                fused = "attention.qkv"
-            out, inner = weights[f"layers.{layer}.{fused}.weight"].shape
-            down = torch.randn(RANK, inner, generator=generator) * 0.05
-            found[f"layers.{layer}.{part}"] = down, torch.randn(out // 3 if thirds else out, RANK, generator=generator)
-    return found
 
 
 def merged(weights: StateDict, changes: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> StateDict:
@@ -65,14 +46,6 @@ def merged(weights: StateDict, changes: dict[str, tuple[torch.Tensor, torch.Tens
         else:
             result[f"{module.replace('to_out.0', 'o')}.weight"] += delta
     return result
-
-
-def peft(prefix: str, changes: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> StateDict:
-    return {
-        f"{prefix}{module}.lora_{side}.weight": tensor
-        for module, both in changes.items()
-        for side, tensor in zip("AB", both, strict=True)
-    }
 
 
 def kohya(changes: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> StateDict:
@@ -129,23 +102,6 @@ def test_what_matches_nothing_is_counted_and_named(tmp_path: Path, model: ModelP
     assert line.endswith(" and 2 more") and strangers[0] in line
 
 
-def test_a_lora_of_another_model_is_refused(tmp_path: Path, model: ModelPatcher) -> None:
-    file = tmp_path / "lora.safetensors"
-    save_file({"transformer.blocks.0.attn.to_q.lora_A.weight": torch.zeros(4, 8)}, str(file))
-    with pytest.raises(LoraError, match="none of its 1 tensors belongs to this model"):
-        apply_lora(model, file, 1.0)
-
-
-def test_a_lora_of_another_size_is_refused(tmp_path: Path, model: ModelPatcher, weights: StateDict) -> None:
-    stored = peft("transformer.", pairs(weights, split=True))
-    name = "transformer.layers.0.attention.to_k.lora_B.weight"
-    stored[name] = torch.zeros(2 * stored[name].shape[0], RANK)
-    file = tmp_path / "lora.safetensors"
-    save_file(stored, str(file))
-    with pytest.raises(LoraError, match=r"layers\.0\.attention\.qkv\.weight is \[256, 128\], the model's \[128, 128\]"):
-        apply_lora(model, file, 1.0)
-
-
 @merged_in_fp32
 def test_a_bias_that_the_model_lacks_is_counted_and_left(
     tmp_path: Path, model: ModelPatcher, weights: StateDict
@@ -164,22 +120,6 @@ def test_a_bias_that_the_model_lacks_is_counted_and_left(
     bias = patched.model.diffusion_model.layers[0].adaln_modulation.bias.float().clone()
     patched.detach()
     torch.testing.assert_close(bias, weights["layers.0.adaln_modulation.bias"] + 1)
-
-
-@pytest.mark.parametrize("spoil", ["half", "rank", "diff"])
-def test_a_damaged_lora_is_refused(tmp_path: Path, model: ModelPatcher, weights: StateDict, spoil: str) -> None:
-    stored = peft("transformer.", pairs(weights, split=True))
-    name = "transformer.layers.0.attention.to_k"
-    if spoil == "half":
-        del stored[f"{name}.lora_A.weight"]
-    elif spoil == "rank":
-        stored[f"{name}.lora_A.weight"] = torch.zeros(RANK + 1, 128)
-    else:
-        stored = {f"{name}.diff": torch.zeros(64, 128)}
-    file = tmp_path / "lora.safetensors"
-    save_file(stored, str(file))
-    with pytest.raises(LoraError):
-        apply_lora(model, file, 1.0)
 
 
 @merged_in_fp32
@@ -214,26 +154,6 @@ def test_a_quality_goes_on_holding(tmp_path: Path, model: ModelPatcher, weights:
     assert fusion_of(patched) is fusion_of(fused)
 
 
-MODULE = "layers.1.attention.to_k"  # [128, 128], the second third of the rows of qkv
-
-
-def lycoris(kind: str, out: int = 128) -> tuple[StateDict, torch.Tensor]:
-    """One layer of LyCORIS for `MODULE`, and what it adds at strength 1."""
-    generator = torch.Generator().manual_seed(4)
-
-    def factor(*shape: int) -> torch.Tensor:
-        return 0.2 * torch.randn(*shape, generator=generator)
-
-    if kind == "loha":
-        parts = {"w1_a": factor(out, RANK), "w1_b": factor(RANK, 128), "w2_a": factor(out, RANK)}
-        parts["w2_b"] = factor(RANK, 128)
-        delta = (parts["w1_a"] @ parts["w1_b"]) * (parts["w2_a"] @ parts["w2_b"])
-        return {f"transformer.{MODULE}.hada_{name}": tensor for name, tensor in parts.items()}, delta
-    parts = {"w1": factor(out // 32, 4), "w2_a": factor(32, RANK), "w2_b": factor(RANK, 32)}
-    delta = torch.kron(parts["w1"], parts["w2_a"] @ parts["w2_b"])
-    return {f"transformer.{MODULE}.lokr_{name}": tensor for name, tensor in parts.items()}, delta
-
-
 @merged_in_fp32
 @pytest.mark.parametrize("kind", ["loha", "lokr"])
 def test_lycoris_on_a_third_of_qkv(tmp_path: Path, model: ModelPatcher, weights: StateDict, kind: str) -> None:
@@ -248,21 +168,6 @@ def test_lycoris_on_a_third_of_qkv(tmp_path: Path, model: ModelPatcher, weights:
     expected = weights["layers.1.attention.qkv.weight"].clone()
     expected[128:256] += STRENGTH * delta
     torch.testing.assert_close(loaded, expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("spoil", ["size", "rank"])
-@pytest.mark.parametrize("kind", ["loha", "lokr"])
-def test_lycoris_of_another_size_is_refused(tmp_path: Path, model: ModelPatcher, kind: str, spoil: str) -> None:
-    """core would log a line and leave the layer out."""
-    stored, _ = lycoris(kind, 256 if spoil == "size" else 128)
-    if spoil == "rank":
-        name = f"transformer.{MODULE}.{'hada_w2_a' if kind == 'loha' else 'lokr_w2_a'}"
-        stored[name] = torch.zeros(stored[name].shape[0], RANK + 1)
-    file = tmp_path / "lycoris.safetensors"
-    save_file(stored, str(file))
-    said = r"\[256, 128\], the model's \[128, 128\]" if spoil == "size" else r"\[\], the model's \[128, 128\]"
-    with pytest.raises(LoraError, match=said):
-        apply_lora(model, file, 1.0)
 
 
 @pytest.mark.usefixtures("exact_on_the_cpu", "inference")
@@ -322,49 +227,3 @@ def test_the_metadata_s_alpha_is_applied_as_peft_does(
         zeros = torch.zeros(up.shape[0], down.shape[1])
         merged_in = comfy.lora.calculate_weight(patched.patches[name], zeros, name, intermediate_dtype=torch.float32)
         torch.testing.assert_close(merged_in, scale * up @ down, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"", "empty"), (b"<html>", "web page"), (None, "no numbers")],
-    ids=["empty", "web page", "NaN"],
-)
-@pytest.mark.parametrize("ending", ["safetensors", "sft"])
-def test_a_lora_that_is_none_is_refused_in_words(
-    tmp_path: Path, model: ModelPatcher, weights: StateDict, content: bytes | None, words: str, ending: str
-) -> None:
-    file = tmp_path / f"lora.{ending}"
-    if content is None:
-        save_file({n: t * torch.nan for n, t in peft("", pairs(weights, split=True)).items()}, str(file))
-    else:
-        file.write_bytes(content)
-    with pytest.raises(LoraError, match=rf"^lora\.{ending}: .*{words}"):
-        apply_lora(model, file, 1.0)
-
-
-@pytest.mark.parametrize("content", [b"", b"junk", {"a": "b"}], ids=["empty", "junk", "no tensors"])
-def test_a_pickle_that_is_no_lora_is_refused_in_words(
-    tmp_path: Path, model: ModelPatcher, content: bytes | dict[str, str]
-) -> None:
-    file = tmp_path / "lora.pt"
-    if isinstance(content, bytes):
-        file.write_bytes(content)
-    else:
-        torch.save(content, file)
-    with pytest.raises(LoraError, match=r"^lora\.pt: it "):
-        apply_lora(model, file, 1.0)
-
-
-@pytest.mark.parametrize("spoil", ["pattern", "alpha", "rank"])
-def test_settings_that_say_nothing_sensible_are_damage(
-    tmp_path: Path, model: ModelPatcher, weights: StateDict, spoil: str
-) -> None:
-    stored = peft("transformer.", pairs(weights, split=True))
-    settings = {"transformer.lora_alpha": 4, "transformer.alpha_pattern": {"(" if spoil == "pattern" else ".*": None}}
-    if spoil == "rank":
-        settings["transformer.alpha_pattern"] = {}
-        stored = {name: t[:0] if ".lora_A." in name else t[:, :0] for name, t in stored.items()}
-    file = tmp_path / "lora.safetensors"
-    save_file(stored, str(file), {"lora_adapter_metadata": json.dumps(settings)})
-    with pytest.raises(LoraError, match="damaged"):
-        apply_lora(model, file, 1.0)
