@@ -89,6 +89,7 @@ class Fusion:
                 self.ledger.refused.update(inexact)
         self._mounts: weakref.WeakKeyDictionary[nn.Module, Mount] = weakref.WeakKeyDictionary()
         self._outdated = 0
+        self._declined: str | None = None  # why the last model could not be fused
 
     def self_test(self, root: nn.Module) -> None:
         """Tries every chain that `root` has a site for on random numbers of its sizes; the status tells the outcome."""
@@ -176,6 +177,8 @@ class Fusion:
             parts.append(f"products of row-wise fp8{fast}" if why is None else f"row-wise fp8 dequantised ({why})")
         if ROPE not in mount.chain_names:
             parts.append(f"rope: {self.host.name}'s own")
+        if mount.starved:
+            parts.append(f"some inputs may be stock ({NO_ROOM})")
         return f"{self.quality}: {mount.block_count}/{mount.block_count} blocks; {'; '.join(parts)}"
 
     def unfused_reason(self, root: nn.Module) -> str | None:
@@ -198,24 +201,30 @@ class Fusion:
     def _mount(self, root: nn.Module) -> Mount | str:
         """The sites of a model, made anew where something on it was exchanged, or the reason why it has none.
 
-        Reasons are not kept: what stands on a model for one clone is off again for the next, whose sites still hold.
+        Reasons are not kept: what stands on a model for one clone is off again for the next. Nor are sites that no
+        longer fit, which would keep the modules that were exchanged.
         """
         if self.ledger.stock_reason is not None:
             return self.ledger.stock_reason
         mount = self._mounts.get(root)
-        if mount is None or mount.outdated():
+        if mount is not None and mount.outdated():
+            del self._mounts[root]
+            mount = None
+            self._outdated += 1
+            if self._outdated == _OFTEN:
+                log.warning("Ideogram 4 fusion: the model's blocks keep changing, and are proven anew each time")
+        if mount is None:
             structure: Structure = inspect_model(root)
+            if structure.declined != self._declined:
+                self._declined = structure.declined
+                self.ledger.revision += 1
             if structure.declined is not None:
                 return structure.declined
-            if mount is not None:
-                self._outdated += 1
-                if self._outdated == _OFTEN:
-                    log.warning("Ideogram 4 fusion: the model's blocks keep changing, and are proven anew each time")
             mount = self._mounts[root] = Mount(structure, self.host, self._chains, self.ledger, self._pieces)
         return mount.stock_reason or mount
 
     def _told(self, root: nn.Module) -> Mount | str:
         """The same for a status line, which also says that nothing could be proven yet."""
         mount = self._mount(root)
-        starved = isinstance(mount, Mount) and mount.starved and not self.ledger.settled
+        starved = isinstance(mount, Mount) and mount.starved and not mount.settled
         return NO_ROOM if starved else mount

@@ -13,8 +13,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class Marks:
-    """The modules that blocks consist of, their classes' forwards, whatever was put on them by name, their hooks, the
-    hooks and forwards of the layers inside, as they are when this is made.
+    """The modules that blocks consist of, their classes, the forwards of these, whatever was put on the modules by
+    name, their hooks, the hooks and forwards of the layers inside, as they are when this is made.
 
     Objects are held and compared by identity, so that no address is used again. It is looked at before every forward,
     hence the loops in C.
@@ -30,7 +30,8 @@ class Marks:
         self._classes = list({type(module) for module in (*holders, *layers)})
         self._dicts = [d for m in holders for d in (m.__dict__, m._modules)]
         self._layers = [layer.__dict__ for layer in layers]
-        self._hooked = [module.__dict__ for module in {id(m): m for m in (*holders, *layers)}.values()]
+        self._modules = list({id(m): m for m in (*holders, *layers)}.values())
+        self._hooked = [module.__dict__ for module in self._modules]
         self._host = host
         self._then = self._now()
 
@@ -40,7 +41,7 @@ class Marks:
         return len(now) == len(self._then) and all(map(operator.is_, now, self._then))
 
     def _now(self) -> list[object]:
-        found: list[object] = [*self._host(), *(cls.forward for cls in self._classes)]
+        found: list[object] = [*self._host(), *(cls.forward for cls in self._classes), *map(type, self._modules)]
         found += chain.from_iterable(map(dict.values, self._dicts))
         for hooks in _HOOKS:
             found += chain.from_iterable(map(dict.values, filter(None, map(dict.get, self._hooked, repeat(hooks)))))

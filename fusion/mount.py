@@ -34,7 +34,8 @@ class Call:
 
     Attributes:
         mount: what is mounted.
-        compared: once it is over, whether it compared anything, and so gave what stock gives.
+        compared: once it is over, whether it compared anything: what it gave is stock's, in part or whole, and may not
+            be what the next one gives.
     """
 
     mount: Mount
@@ -54,7 +55,8 @@ class Mount:
     Attributes:
         fp8: what its Linears are given.
         stock_reason: why the model runs stock as long as nothing on it is exchanged, or None.
-        starved: whether a comparison found too little memory.
+        settled: whether a comparison of it ever came to its end.
+        starved: whether one found too little memory.
     """
 
     def __init__(
@@ -64,7 +66,8 @@ class Mount:
         self.ledger = ledger
         self.evidence = ledger.evidence()
         self.stock_reason: str | None = None
-        self._values = 0  # of the hidden states that the current forward began with
+        self.settled = False
+        self._values = 0  # of the hidden states, which all sites of a forward have as many of
         self._no_room = math.inf  # as many as could not be compared
         self._cut_short = False  # nothing that the current call has seen may prove anything
         self.block_count = len(structure.blocks)
@@ -116,7 +119,7 @@ class Mount:
         if site is self._first:
             self.fp8.begin()
             self._kinds.clear()
-            self._values = values
+        self._values = values  # the first may be left out
 
     def kind(self, value: Any) -> Hashable:
         """`kind_of` an argument that the blocks of one forward share."""
@@ -285,27 +288,28 @@ class Mount:
             call = Call(self)
             try:
                 yield call
+                if mine:  # while its sites are still on, so that no other thread begins before it is settled
+                    call.compared = bool(self.evidence.witnesses) or self._cut_short
+                    self._settle()
             finally:
                 if mine:
                     self._thread = None
                     self.fp8.end()
                     self._kinds.clear()
-        if mine and self.evidence.witnesses:
-            call.compared = self._settle()
 
-    def _settle(self) -> bool:
-        """Draws the conclusions of a call that compared something and came to its end; whether there were any."""
+    def _settle(self) -> None:
+        """Draws the conclusions of a call that came to its end."""
         evidence, self.evidence = self.evidence, self.ledger.evidence()
-        if self.stock_reason is not None or self._cut_short:
-            return False
+        if not evidence.witnesses or self.stock_reason is not None or self._cut_short:
+            return
         if unequal := evidence.structure.total():
             self.run_stock(
                 f"the blocks compute something else than their parts suggest, or do not repeat themselves "
                 f"({unequal:,} of {evidence.structure.compared:,} values differ from stock)"
             )
-            return False
+            return
         self.ledger.settle(evidence)
-        return True
+        self.settled = True
 
     def _taken(self) -> bool:
         return any(isinstance(s.module.__dict__.get("forward"), Site) for _, group in self._sites for s in group)

@@ -59,8 +59,9 @@ class Site:
         # Under torch.compile the host's own chain is traced: Inductor fuses it its own way, and no proof can run there.
         if torch.compiler.is_compiling() or (mount := self._mount()) is None or not mount.serves():
             return self.stock(*args, **kwargs)
-        mount.begin(self, x.numel())
-        if not self._plain(x) or self.obstructed(args, kwargs):
+        plain = self._plain(x)
+        mount.begin(self, x.numel() if plain else 0)
+        if not plain or self.obstructed(args, kwargs):
             return self.stock(*args, **kwargs)
         call = self.bind(args, kwargs)
         signature = self.signature(call)
@@ -68,9 +69,16 @@ class Site:
             return self.fused(call)
         if not mount.may_compare() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return self.stock(*args, **kwargs)  # a captured forward proves nothing: it has not run yet
-        self.mount.evidence.witnesses.append((self.proven, signature))
-        with self.mount.fp8.comparing():
-            return self.shadow(call, args, kwargs)
+        try:
+            with mount.fp8.comparing():
+                out = self.shadow(call, args, kwargs)
+        except torch.OutOfMemoryError:
+            mount.stop_comparing()  # the comparison holds tensors that stock would have let go of
+        else:
+            # Behind it: one that failed inside a call which then comes to its end has shown nothing.
+            mount.evidence.witnesses.append((self.proven, signature))
+            return out
+        return self.stock(*args, **kwargs)
 
     def _plain(self, x: Any) -> bool:
         """Whether `x` is what the proof and the kernels are about: no gradients, no autocast, at least one value."""

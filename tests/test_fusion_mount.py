@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 pytest.importorskip("diffusers")
 
 from ideogram4_fusion.fusion.exchange import exchanged_forwards
+from ideogram4_fusion.fusion.mount import Mount
 from ideogram4_fusion.hosts.diffusers.blocks import HOST
 from ideogram4_fusion.tests.fusing import Kernel, all_chains, eager_everywhere, make_fusion, run, untouched
 from ideogram4_fusion.tests.stack import DEVICE, INNER, make_inputs, make_stack
@@ -161,38 +162,6 @@ def test_a_layout_that_changes_after_the_proof_is_not_read_as_the_old_one() -> N
     assert "silu-mul" in fusion.ledger.refused
 
 
-@pytest.mark.parametrize("chain", ["modulate", "silu-mul", "rope"])
-def test_memory_that_only_the_comparison_lacks_costs_no_image(chain: str) -> None:
-    def full(*args: Any) -> torch.Tensor:
-        raise torch.OutOfMemoryError
-
-    stack, inputs = make_stack(), make_inputs()
-    fusion = make_fusion({**eager_everywhere(), chain: full})
-    for _ in range(2):
-        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
-    assert fusion.status(stack) == "stock: too little memory to compare with stock"
-
-
-def test_what_found_no_room_once_is_compared_where_it_is_smaller_and_fused_from_then_on() -> None:
-    silu_mul = eager_everywhere()["silu-mul"]
-    calls: list[int] = []
-
-    def tight(*args: Any) -> torch.Tensor:
-        calls.append(args[0].shape[1])
-        if args[0].shape[1] > 30 and len(calls) == 1:
-            raise torch.OutOfMemoryError
-        return silu_mul(*args)
-
-    stack, large, small = make_stack(), make_inputs(tokens=37), make_inputs(tokens=29)
-    fusion = make_fusion({**eager_everywhere(), "silu-mul": tight})
-    for _ in range(2):
-        assert torch.equal(run(stack, fusion, large), run(stack, None, large))
-    assert calls == [37], "as large a forward is not compared again"
-    for inputs in (small, large):
-        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
-    assert calls == [37, 29, 29, 29, 37, 37, 37] and "silu-mul, rope exact" in fusion.status(stack)
-
-
 @pytest.mark.parametrize("form", ["differs", "raises"])
 def test_attention_that_is_not_what_its_host_writes_out_stays_stock(form: str) -> None:
     assert HOST.attention is not None
@@ -237,3 +206,27 @@ def test_what_w1_and_w3_give_is_gone_before_w2_multiplies() -> None:
     with _WhatW1AndW3Gave() as seen:
         run(stack, fusion, inputs)
     assert seen.alive == [0, 0, 0]
+
+
+def test_it_settles_while_no_other_thread_can_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a second thread had begun to compare would be taken for the first one's."""
+    stack, fusion = make_stack(), make_fusion(eager_everywhere())
+    settle, mounted = Mount._settle, []
+
+    def watched(mount: Mount) -> None:
+        mounted.append(not untouched(stack))
+        settle(mount)
+
+    monkeypatch.setattr(Mount, "_settle", watched)
+    run(stack, fusion, make_inputs())
+    assert mounted == [True]
+
+
+def test_a_call_whose_first_argument_is_no_tensor_is_left_to_stock() -> None:
+    stack, fusion = make_stack(), make_fusion(eager_everywhere())
+    x, _, rope, adaln_input = make_inputs()
+    arguments = {"attention_mask": None, "hidden_states": x, "image_rotary_emb": rope, "adaln_input": adaln_input}
+    with torch.inference_mode():
+        expected = stack.layers[0](**arguments)
+        with fusion.mounted(stack):
+            assert torch.equal(stack.layers[0](**arguments), expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -148,3 +150,24 @@ def test_what_stood_on_a_model_for_one_clone_is_forgotten_with_it(part: str) -> 
     assert fusion.status(stack) == proven and fusion.unfused_reason(stack) is None
     with fusion.mounted(stack):
         assert not untouched(stack)
+
+
+@pytest.mark.parametrize("part", ["feed_forward", "ffn_norm1"])
+def test_a_class_exchanged_on_one_module_is_proven_anew(part: str) -> None:
+    stack, inputs, fusion = make_stack(), make_inputs(), make_fusion(eager_everywhere())
+    run(stack, fusion, inputs)
+    module = getattr(stack.layers[1], part)
+    own = type(module)
+    module.__class__ = type("Doubling", (own,), {"forward": lambda self, x: 2 * own.forward(self, x)})
+    for _ in range(2):
+        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+
+
+def test_modules_that_were_exchanged_are_let_go() -> None:
+    stack, inputs, fusion = make_stack(), make_inputs(), make_fusion(eager_everywhere())
+    run(stack, fusion, inputs)
+    gone = weakref.ref(stack.layers[1].feed_forward)
+    stack.layers[1].feed_forward = nn.Identity()
+    assert fusion.status(stack) == "stock: block 1: feed_forward has no w1"
+    gc.collect()
+    assert gone() is None

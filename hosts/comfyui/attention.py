@@ -130,6 +130,11 @@ def set_attention(model: ModelPatcher, choice: str) -> None:
 
 def _asks_for_its_own(model: ModelPatcher) -> bool:
     preferences = [getattr(module, _PREFERENCE, None) for module in model.model.modules()]
-    # A LoRA's: core puts it on the module only when it loads the model.
-    preferences += [patch for name, patch in model.object_patches.items() if name.endswith(f".{_PREFERENCE}")]
-    return any(getattr(preference, "function", None) is not None for preference in preferences)
+    functions = [getattr(preference, "function", None) for preference in preferences]
+    # A LoRA's or another node's: core puts it on the module only when it loads the model.
+    for name, patch in model.object_patches.items():
+        if name.endswith(f".{_PREFERENCE}"):
+            functions.append(getattr(patch, "function", None))
+        elif name.endswith(f".{_PREFERENCE}.function"):
+            functions.append(patch)
+    return any(function is not None for function in functions)

@@ -60,6 +60,8 @@ def apply_lora(model: ModelPatcher, path: str | os.PathLike[str], strength: floa
         tensors = comfy.lora_convert.convert_lora(stored)
         alphas = metadata_alphas(tensors, metadata)
         found = comfy.lora.load_lora({**tensors, **alphas}, names, log_missing=False)
+    except torch.OutOfMemoryError:
+        raise
     except _DAMAGE as error:
         raise LoraError(f"{os.path.basename(path)}: it is damaged ({type(error).__name__}: {error})") from error
     # core makes patches for biases too, of weights that have none and of slices.
@@ -137,16 +139,29 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, str] | None
             raise LoraError(f"{path.name}: {error.problem}") from error
     try:
         stored, metadata = comfy.utils.load_torch_file(str(path), safe_load=True, return_metadata=True)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, MemoryError):
         raise
-    except Exception as error:  # whatever an unpickler meets
+    except OSError as error:
+        raise LoraError(f"{path.name}: it cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # whatever an unpickler meets, and core in what it made
         raise LoraError(f"{path.name}: it is damaged ({type(error).__name__}: {error})") from error
-    if not all(isinstance(tensor, torch.Tensor) for tensor in stored.values()):
-        raise LoraError(f"{path.name}: it holds something else than tensors")
-    spoilt = next((n for n, t in stored.items() if t.is_floating_point() and not bool(t.isfinite().all())), None)
+    found = stored.items() if isinstance(stored, dict) else ()
+    # What else a pickle holds, an epoch for one, core's own loader leaves alone too.
+    stored = {name: tensor for name, tensor in found if isinstance(name, str) and isinstance(tensor, torch.Tensor)}
+    if not stored:
+        raise LoraError(f"{path.name}: it holds no tensors")
+    spoilt = next((name for name, tensor in stored.items() if not _finite(tensor)), None)
     if spoilt is not None:
         raise LoraError(f"{path.name}: it is damaged ({spoilt} holds values that are no numbers)")
     return stored, metadata
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point():
+        return True
+    if tensor.element_size() == 1:  # e4m3 has no `isfinite`
+        tensor = tensor.float()
+    return bool(tensor.isfinite().all())
 
 
 def _misfit(patches: Mapping[Target, Any], weights: Mapping[str, Any]) -> str | None:

@@ -190,6 +190,14 @@ def test_an_attention_that_the_checkpoint_asks_for_is_kept(model: ModelPatcher) 
     lora.add_object_patch("diffusion_model.layers.0.attention.comfy_attention", asks)
     high, line = set_quality(lora, "high")
     assert attention.attention_of(high) is None and "another node patched" not in line
+    object.__setattr__(block, "comfy_attention", types.SimpleNamespace(function=None))
+    try:
+        for patch, kept in ((theirs, True), (None, False)):
+            node = model.clone()
+            node.add_object_patch("diffusion_model.layers.0.attention.comfy_attention.function", patch)
+            assert (attention.attention_of(set_quality(node, "high")[0]) is None) is kept
+    finally:
+        object.__delattr__(block, "comfy_attention")
 
 
 def test_another_packs_attention_is_called_once_a_step(model: ModelPatcher) -> None:

@@ -227,3 +227,22 @@ def test_the_metadata_s_alpha_is_applied_as_peft_does(
         zeros = torch.zeros(up.shape[0], down.shape[1])
         merged_in = comfy.lora.calculate_weight(patched.patches[name], zeros, name, intermediate_dtype=torch.float32)
         torch.testing.assert_close(merged_in, scale * up @ down, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_lora_stored_in_fp8_is_taken(
+    tmp_path: Path, model: ModelPatcher, weights: StateDict, dtype: torch.dtype
+) -> None:
+    file = tmp_path / "lora.safetensors"
+    save_file({name: t.to(dtype) for name, t in peft("transformer.", pairs(weights, split=True)).items()}, str(file))
+    _, line = apply_lora(model, file, STRENGTH)
+    assert line.endswith("layers at strength 0.8")
+
+
+def test_what_a_pickle_holds_beside_tensors_is_left_alone(
+    tmp_path: Path, model: ModelPatcher, weights: StateDict
+) -> None:
+    file = tmp_path / "lora.pt"
+    torch.save({**peft("transformer.", pairs(weights, split=True)), "epoch": 3, 7: torch.zeros(1)}, file)
+    _, line = apply_lora(model, file, STRENGTH)
+    assert line.endswith("layers at strength 0.8")

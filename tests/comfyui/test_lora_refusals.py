@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import comfy.lora
 import pytest
 import torch
 from comfy.model_patcher import ModelPatcher
@@ -91,10 +93,12 @@ def test_a_lora_that_is_none_is_refused_in_words(
         apply_lora(model, file, 1.0)
 
 
-@pytest.mark.parametrize("content", [b"", b"junk", {"a": "b"}], ids=["empty", "junk", "no tensors"])
-def test_a_pickle_that_is_no_lora_is_refused_in_words(
-    tmp_path: Path, model: ModelPatcher, content: bytes | dict[str, str]
-) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"junk", {"a": "b"}, [torch.zeros(1)], {"state_dict": 3}, {1: torch.zeros(1)}],
+    ids=["empty", "junk", "no tensors", "list", "a number for a dictionary", "numbers for names"],
+)
+def test_a_pickle_that_is_no_lora_is_refused_in_words(tmp_path: Path, model: ModelPatcher, content: Any) -> None:
     file = tmp_path / "lora.pt"
     if isinstance(content, bytes):
         file.write_bytes(content)
@@ -116,4 +120,22 @@ def test_settings_that_say_nothing_sensible_are_damage(
     file = tmp_path / "lora.safetensors"
     save_file(stored, str(file), {"lora_adapter_metadata": json.dumps(settings)})
     with pytest.raises(LoraError, match="damaged"):
+        apply_lora(model, file, 1.0)
+
+
+def test_a_file_that_is_not_there_is_not_called_damaged(tmp_path: Path, model: ModelPatcher) -> None:
+    with pytest.raises(LoraError, match=r"^lora\.pt: it cannot be read \("):
+        apply_lora(model, tmp_path / "lora.pt", 1.0)
+
+
+def test_too_little_memory_is_not_called_damage(
+    tmp_path: Path, model: ModelPatcher, weights: StateDict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **named: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    file = tmp_path / "lora.safetensors"
+    save_file(peft("transformer.", pairs(weights, split=True)), str(file))
+    monkeypatch.setattr(comfy.lora, "load_lora", full)
+    with pytest.raises(torch.OutOfMemoryError):
         apply_lora(model, file, 1.0)

@@ -1,0 +1,161 @@
+"""Memory that suffices for stock and not for a comparison beside it: no image is lost, nothing is taken for proven."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+pytest.importorskip("diffusers")
+
+from ideogram4_fusion.tests.fusing import eager_everywhere, make_fusion, run
+from ideogram4_fusion.tests.stack import Stack, make_inputs, make_stack
+
+STARVED = "stock: too little memory to compare with stock"
+
+
+@pytest.mark.parametrize("chain", ["modulate", "silu-mul", "rope"])
+def test_memory_that_only_the_comparison_lacks_costs_no_image(chain: str) -> None:
+    def full(*args: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    stack, inputs = make_stack(), make_inputs()
+    fusion = make_fusion({**eager_everywhere(), chain: full})
+    for _ in range(2):
+        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+    assert fusion.status(stack) == STARVED
+
+
+def test_what_found_no_room_once_is_compared_where_it_is_smaller_and_fused_from_then_on() -> None:
+    silu_mul = eager_everywhere()["silu-mul"]
+    calls: list[int] = []
+
+    def tight(*args: Any) -> torch.Tensor:
+        calls.append(args[0].shape[1])
+        if args[0].shape[1] > 30 and len(calls) == 1:
+            raise torch.OutOfMemoryError
+        return silu_mul(*args)
+
+    stack, large, small = make_stack(), make_inputs(tokens=37), make_inputs(tokens=29)
+    fusion = make_fusion({**eager_everywhere(), "silu-mul": tight})
+    for _ in range(2):
+        assert torch.equal(run(stack, fusion, large), run(stack, None, large))
+    assert calls == [37], "as large a forward is not compared again"
+    for inputs in (small, large):
+        assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+    assert calls == [37, 29, 29, 29, 37, 37, 37] and "silu-mul, rope exact" in fusion.status(stack)
+
+
+def test_one_models_proof_is_not_told_of_another_that_found_no_room() -> None:
+    silu_mul = eager_everywhere()["silu-mul"]
+
+    def tight(*args: Any) -> torch.Tensor:
+        if args[0].shape[1] > 30:
+            raise torch.OutOfMemoryError
+        return silu_mul(*args)
+
+    fusion = make_fusion({**eager_everywhere(), "silu-mul": tight})
+    conditional, unconditional = make_stack(), make_stack(seed=1)
+    run(conditional, fusion, make_inputs(tokens=37))
+    run(unconditional, fusion, make_inputs(tokens=29))
+    assert fusion.status(conditional) == STARVED and fusion.unfused_reason(conditional) is not None
+    assert "silu-mul, rope exact" in fusion.status(unconditional)
+    run(unconditional, fusion, make_inputs(batch=2, tokens=37))
+    assert "some inputs may be stock (too little memory" in fusion.status(unconditional)
+
+
+def test_a_skipped_first_block_leaves_its_size_to_the_others() -> None:
+    silu_mul, calls = eager_everywhere()["silu-mul"], 0
+
+    def tight(*args: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise torch.OutOfMemoryError
+        return silu_mul(*args)
+
+    stack, fusion = make_stack(), make_fusion({**eager_everywhere(), "silu-mul": tight})
+    x, *rest = make_inputs(tokens=37)
+    with torch.inference_mode(), fusion.mounted(stack):
+        for layer in stack.layers[1:]:
+            x = layer(x, *rest)
+    run(stack, fusion, make_inputs(tokens=29))
+    assert "silu-mul, rope exact" in fusion.status(stack)
+
+
+def _wrong_for_two() -> Any:
+    modulate = eager_everywhere()["modulate"]
+
+    def wrong(*args: Any) -> torch.Tensor:
+        out: torch.Tensor = modulate(*args)
+        return out + 1 if args[0].shape[0] == 2 else out
+
+    return make_fusion({**eager_everywhere(), "modulate": wrong})
+
+
+def test_a_forward_that_failed_inside_a_call_proves_nothing() -> None:
+    """A wrapper that tries a smaller input: the call comes to its end, and its first forward did not."""
+    stack, fusion, both = make_stack(), _wrong_for_two(), make_inputs(batch=2, tokens=37)
+    fails = [RuntimeError("stock itself")]
+
+    def fail(*args: Any) -> None:
+        if fails:
+            raise fails.pop()
+
+    stack.layers[0].attention.to_out[0].register_forward_pre_hook(fail)
+    with torch.inference_mode(), fusion.mounted(stack):
+        with pytest.raises(RuntimeError, match="stock itself"):
+            stack(*both)
+        stack(*make_inputs(tokens=10))
+    for _ in range(2):
+        assert torch.equal(run(stack, fusion, both), run(stack, None, both))
+
+
+def test_stock_gets_the_memory_that_the_comparison_beside_it_held() -> None:
+    stack, fusion, inputs = make_stack(), make_fusion(eager_everywhere()), make_inputs()
+    expected = run(stack, None, inputs)
+    tries: list[int] = []
+
+    def fail_once(*args: Any) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise torch.OutOfMemoryError
+
+    stack.layers[1].feed_forward.w2.register_forward_pre_hook(fail_once)
+    for _ in range(2):
+        assert torch.equal(run(stack, fusion, inputs), expected)
+    assert fusion.status(stack) == STARVED
+
+
+def test_a_first_picture_at_high_that_was_cut_short_is_the_later_one() -> None:
+    """The feed-forward is proven and inexact; a new kind of modulation then finds no room to be compared."""
+    eager = eager_everywhere()
+    full: list[int] = []
+
+    def rounded_otherwise(*args: Any) -> torch.Tensor:
+        out = eager["silu-mul"](*args).clone()
+        out.view(-1)[:9] *= 1.01
+        return out
+
+    def modulate(*args: Any) -> torch.Tensor:
+        if full:
+            full.pop()
+            raise torch.OutOfMemoryError
+        out: torch.Tensor = eager["modulate"](*args)
+        return out
+
+    stack: Stack = make_stack()
+    fusion = make_fusion({**eager, "silu-mul": rounded_otherwise, "modulate": modulate}, "high")
+    x, mask, rope, adaln_input = make_inputs(tokens=37)
+
+    def render(adaln_input: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return fusion.run(stack, lambda: stack(x, mask, rope, adaln_input))
+
+    render(adaln_input)
+    full.append(1)
+    each_token = adaln_input.expand(1, 37, -1).contiguous()
+    first = render(each_token)
+    assert not full and torch.equal(render(each_token), first)
