@@ -243,6 +243,7 @@ def test_what_a_pickle_holds_beside_tensors_is_left_alone(
     tmp_path: Path, model: ModelPatcher, weights: StateDict
 ) -> None:
     file = tmp_path / "lora.pt"
-    torch.save({**peft("transformer.", pairs(weights, split=True)), "epoch": 3, 7: torch.zeros(1)}, file)
+    stored: dict[Any, Any] = {**peft("transformer.", pairs(weights, split=True)), "epoch": 3, 7: torch.zeros(1)}
+    torch.save(stored, file)
     _, line = apply_lora(model, file, STRENGTH)
     assert line.endswith("layers at strength 0.8")
