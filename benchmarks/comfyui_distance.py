@@ -40,7 +40,7 @@ from ..demo_model.captions import random_caption
 from ..demo_model.posters import SIDE, random_poster
 from ..fusion.fusion import HIGH, LOSSLESS, OFF
 from ..fusion.pieces import ALL, CUDNN, NONE
-from ..hosts.diffusers.command import DEMO_CHECKPOINT
+from ..hosts.diffusers.demo import DEMO_CHECKPOINT
 from . import layouts, record
 from .comfyui_process import start_comfyui
 from .distances import compared, errors, relative

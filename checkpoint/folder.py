@@ -73,5 +73,6 @@ def model_file(folder: Path) -> Path:
 def _part(root: Path, name: str) -> Path:
     folder = root / name
     if not folder.is_dir():
-        raise CheckpointError(root, f"it has no {name}/", f"Put the one of {_OFFICIAL} there.")
+        others = " or of fal/ideogram-v4-instant or -fast" if name == "transformer" else ""
+        raise CheckpointError(root, f"it has no {name}/", f"Put the one of {_OFFICIAL}{others} there.")
     return folder

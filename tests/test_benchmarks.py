@@ -21,7 +21,7 @@ from ideogram4_fusion.benchmarks.random_checkpoint import OFFICIAL
 from ideogram4_fusion.checkpoint.completeness import linear_shapes
 from ideogram4_fusion.checkpoint.folder import open_folder
 from ideogram4_fusion.fusion.proof import paired
-from ideogram4_fusion.hosts.diffusers.command import DEMO_CHECKPOINT
+from ideogram4_fusion.hosts.diffusers.demo import DEMO_CHECKPOINT
 from ideogram4_fusion.kernels.attention import TABLE
 
 # What was asked of the pack: of the default setting on an H200, ratios to stock by size; and of `high`, with the demo's

@@ -17,8 +17,8 @@ from ideogram4_fusion.benchmarks.prompts import PROMPTS
 from ideogram4_fusion.checkpoint.folder import open_folder
 from ideogram4_fusion.comparison.metrics import compare
 from ideogram4_fusion.fusion.fusion import HIGH, LOSSLESS, OFF
-from ideogram4_fusion.hosts.diffusers.command import DEMO_CHECKPOINT
 from ideogram4_fusion.hosts.diffusers.conditioning import encode
+from ideogram4_fusion.hosts.diffusers.demo import DEMO_CHECKPOINT
 from ideogram4_fusion.hosts.diffusers.load import Models, load_models
 from ideogram4_fusion.hosts.diffusers.render import Renderer, Rendering
 from ideogram4_fusion.hosts.diffusers.settings import Settings

@@ -9,13 +9,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
+from ideogram4_fusion.demo_model.captions import random_caption
+from ideogram4_fusion.demo_model.posters import random_poster
 from ideogram4_fusion.fusion.fusion import QUALITIES
 from ideogram4_fusion.hosts.diffusers import compare
-from ideogram4_fusion.hosts.diffusers.command import DEMO_CHECKPOINT, main
+from ideogram4_fusion.hosts.diffusers.command import main
 from ideogram4_fusion.hosts.diffusers.default_prompt import DEFAULT_PROMPT
+from ideogram4_fusion.hosts.diffusers.demo import DEMO_CHECKPOINT, unknown_words
 from ideogram4_fusion.hosts.diffusers.settings import Settings, SettingsError
 from ideogram4_fusion.tests.tiny_checkpoint import write_tiny_checkpoint
 from PIL import Image
@@ -212,3 +216,33 @@ def test_default_prompt_is_a_caption_in_the_models_form() -> None:
         assert list(element) == keys[element["type"]]
         top, left, bottom, right = element["bbox"]
         assert 0 <= top < bottom <= 1000 and 0 <= left < right <= 1000
+
+
+@pytest.mark.parametrize(
+    ("prompt", "unknown"),
+    [
+        ("a red dragon on a green hill, the word moonlight", ["dragon", "hill", "moonlight"]),
+        ("a blue circle on yellow, the word MOON", []),
+        ("a red dragon and a dragon", ["dragon"]),
+        (DEFAULT_PROMPT, []),
+        (json.dumps(json.loads(DEFAULT_PROMPT), indent=2), []),
+    ],
+)
+def test_words_that_the_demos_model_has_never_read_are_named(prompt: str, unknown: list[str]) -> None:
+    assert unknown_words(prompt) == unknown
+
+
+def test_of_its_own_captions_it_knows_every_word() -> None:
+    random = Random(5)
+    assert not any(unknown_words(random_caption(random_poster(random), random)) for _ in range(100))
+
+
+def test_what_it_has_never_read_is_told_before_it_renders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise SettingsError("seen")
+
+    monkeypatch.setattr(compare, "compare_qualities", stop)
+    assert main(["--prompt", "a red dragon", "--output", str(tmp_path)]) == 2
+    assert "has never read dragon: docs/demo_model.md" in capsys.readouterr().err

@@ -17,17 +17,15 @@ from ...comparison.images import eight_bit
 from ...comparison.report import as_dict, text
 from ...sampling.presets import PRESETS
 from .default_prompt import DEFAULT_PROMPT
+from .demo import DEMO_CHECKPOINT, DEMO_SIDE, unknown_words
 from .memory import is_out_of_memory
 from .settings import Settings, SettingsError
-
-# Part of a clone, and of no package.
-DEMO_CHECKPOINT = Path(__file__).resolve().parents[2] / "demo_model" / "checkpoint"
 
 # Those of fusion.fusion, which must not be imported before `_device`: kernels/rows.py decides by the variable set there
 # how many rows a program takes, and with one each the interpreter needs ten times as long.
 _QUALITIES = ("off", "lossless", "high")
 
-_DEMO_SIDE, _SIDE = 256, 1024  # pixels; the demo's model has seen no other size
+_SIDE = 1024  # pixels
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--preset", choices=PRESETS, default="INSTANT_8", help="default: %(default)s")
     parser.add_argument("--prompt", default=DEFAULT_PROMPT, help="text or a JSON caption; default: a JSON caption")
-    side = f"pixels, a multiple of 16; default: {_SIDE}, without --checkpoint {_DEMO_SIDE}"
+    side = f"pixels, a multiple of 16; default: {_SIDE}, without --checkpoint {DEMO_SIDE}"
     parser.add_argument("--width", type=int, help=side)
     parser.add_argument("--height", type=int, help=side)
     parser.add_argument("--seed", type=int, default=0, help="of the noise; default: %(default)s")
@@ -88,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(arguments: argparse.Namespace) -> None:
     checkpoint: Path = arguments.checkpoint.expanduser()
     is_demo = checkpoint.resolve() == DEMO_CHECKPOINT
-    side = _DEMO_SIDE if is_demo else _SIDE
+    side = DEMO_SIDE if is_demo else _SIDE
     settings = Settings(
         prompt=arguments.prompt,
         preset=PRESETS[arguments.preset],
@@ -96,8 +94,11 @@ def _run(arguments: argparse.Namespace) -> None:
         height=side if arguments.height is None else arguments.height,
         seed=arguments.seed,
     )
-    if is_demo and (settings.width, settings.height) != (side, side):
-        _progress(f"the demo's model has learnt pictures of {side} x {side} pixels alone: others come out torn")
+    if is_demo:
+        if (settings.width, settings.height) != (side, side):
+            _progress(f"the demo's model has learnt pictures of {side} x {side} pixels alone: others come out torn")
+        if unknown := unknown_words(settings.prompt):
+            _progress(f"the demo's model has never read {', '.join(unknown)}: docs/demo_model.md says what it knows")
     device = _device(arguments.device)
     output: Path = arguments.output.expanduser()
     output.mkdir(parents=True, exist_ok=True)

@@ -24,9 +24,9 @@ from ideogram4_fusion.sampling.presets import PRESETS
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("diffusers")
-from ideogram4_fusion.hosts.diffusers.command import DEMO_CHECKPOINT
 from ideogram4_fusion.hosts.diffusers.conditioning import encode
 from ideogram4_fusion.hosts.diffusers.default_prompt import DEFAULT_PROMPT
+from ideogram4_fusion.hosts.diffusers.demo import DEMO_CHECKPOINT
 from ideogram4_fusion.hosts.diffusers.load import load_models
 from ideogram4_fusion.hosts.diffusers.render import Renderer, Rendering
 from ideogram4_fusion.hosts.diffusers.settings import Settings

@@ -17,8 +17,8 @@ import torch
 from ideogram4_fusion.demo_model import colours, posters
 from ideogram4_fusion.demo_model.captions import json_caption
 from ideogram4_fusion.fusion.fusion import QUALITIES
-from ideogram4_fusion.hosts.diffusers.command import DEMO_CHECKPOINT
 from ideogram4_fusion.hosts.diffusers.default_prompt import DEFAULT_PROMPT
+from ideogram4_fusion.hosts.diffusers.demo import DEMO_CHECKPOINT
 from ideogram4_fusion.sampling.presets import PRESETS
 from ideogram4_fusion.tests.comfyui.executor import Core
 from ideogram4_fusion.tests.comfyui.graph import Json, to_prompt, widget_problems

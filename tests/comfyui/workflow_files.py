@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ideogram4_fusion.hosts.diffusers.command import DEMO_CHECKPOINT
+from ideogram4_fusion.hosts.diffusers.demo import DEMO_CHECKPOINT
 from ideogram4_fusion.tests.comfyui.stand_ins import FEATURES
 from ideogram4_fusion.tests.tiny import split_names, tiny_config, tiny_state_dict, write_file
 
