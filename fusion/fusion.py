@@ -89,7 +89,8 @@ class Fusion:
                 self.ledger.refused.update(inexact)
         self._mounts: weakref.WeakKeyDictionary[nn.Module, Mount] = weakref.WeakKeyDictionary()
         self._outdated = 0
-        self._declined: str | None = None  # why the last model could not be fused
+        # Why a model could not be fused when it was last looked at.
+        self._declined: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
 
     def self_test(self, root: nn.Module) -> None:
         """Tries every chain that `root` has a site for on random numbers of its sizes; the status tells the outcome."""
@@ -208,15 +209,16 @@ class Fusion:
             return self.ledger.stock_reason
         mount = self._mounts.get(root)
         if mount is not None and mount.outdated():
-            del self._mounts[root]
+            if self._mounts.get(root) is mount:  # and not what another thread has just made
+                self._mounts.pop(root, None)
             mount = None
             self._outdated += 1
             if self._outdated == _OFTEN:
                 log.warning("Ideogram 4 fusion: the model's blocks keep changing, and are proven anew each time")
         if mount is None:
             structure: Structure = inspect_model(root)
-            if structure.declined != self._declined:
-                self._declined = structure.declined
+            if structure.declined != self._declined.get(root):
+                self._declined[root] = structure.declined
                 self.ledger.revision += 1
             if structure.declined is not None:
                 return structure.declined

@@ -119,7 +119,8 @@ class Mount:
         if site is self._first:
             self.fp8.begin()
             self._kinds.clear()
-        self._values = values  # the first may be left out
+        if values:  # of every site, since the first may be left out; a call that is left to stock has none
+            self._values = values
 
     def kind(self, value: Any) -> Hashable:
         """`kind_of` an argument that the blocks of one forward share."""
@@ -290,7 +291,10 @@ class Mount:
                 yield call
                 if mine:  # while its sites are still on, so that no other thread begins before it is settled
                     call.compared = bool(self.evidence.witnesses) or self._cut_short
-                    self._settle()
+                    try:
+                        self._settle()
+                    except torch.OutOfMemoryError:
+                        self.stop_comparing()
             finally:
                 if mine:
                     self._thread = None

@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("triton")
 pytest.importorskip("diffusers")
 
+from diffusers.models.transformers.transformer_ideogram4 import Ideogram4TransformerBlock
 from ideogram4_fusion.tests.fusing import eager_everywhere, make_fusion, run
 from ideogram4_fusion.tests.stack import Stack, make_inputs, make_stack
 
@@ -159,3 +160,34 @@ def test_a_first_picture_at_high_that_was_cut_short_is_the_later_one() -> None:
     each_token = adaln_input.expand(1, 37, -1).contiguous()
     first = render(each_token)
     assert not full and torch.equal(render(each_token), first)
+
+
+class InPlace(Ideogram4TransformerBlock):
+    """The block with its first residual added in place."""
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: Any, image_rotary_emb: Any, adaln_input: torch.Tensor
+    ) -> torch.Tensor:
+        scale_msa, gate_msa, scale_mlp, gate_mlp = self.adaln_modulation(adaln_input).chunk(4, dim=-1)
+        h = self.attention_norm1(hidden_states) * (1.0 + scale_msa)
+        h = self.attention(h, attention_mask=attention_mask, image_rotary_emb=image_rotary_emb)
+        hidden_states += torch.tanh(gate_msa) * self.attention_norm2(h)
+        h = self.feed_forward(self.ffn_norm1(hidden_states) * (1.0 + scale_mlp))
+        return hidden_states + torch.tanh(gate_mlp) * self.ffn_norm2(h)
+
+
+def test_a_block_that_wrote_into_its_input_does_not_begin_anew() -> None:
+    """Then there is no image, as there is none without the pack; a wrong one would be worse."""
+    stack, fusion, (hidden, *rest) = make_stack(block=InPlace), make_fusion(eager_everywhere()), make_inputs()
+    fails = [torch.OutOfMemoryError(), torch.OutOfMemoryError()]  # of the feed-forward, and of its second try
+
+    def fail(*args: Any) -> None:
+        if fails:
+            raise fails.pop()
+
+    hook = stack.layers[0].feed_forward.w2.register_forward_pre_hook(fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(stack, fusion, (hidden.clone(), *rest))
+    hook.remove()
+    assert not fails
+    assert torch.equal(run(stack, fusion, (hidden.clone(), *rest)), run(stack, None, (hidden.clone(), *rest)))

@@ -224,12 +224,22 @@ def test_default_prompt_is_a_caption_in_the_models_form() -> None:
         ("a red dragon on a green hill, the word moonlight", ["dragon", "hill", "moonlight"]),
         ("a blue circle on yellow, the word MOON", []),
         ("a red dragon and a dragon", ["dragon"]),
+        ("", []),
+        ('{"a":"a line\\nred \\u0041blue, h\u00e9llo, don\'t"}', ["line"]),
         (DEFAULT_PROMPT, []),
         (json.dumps(json.loads(DEFAULT_PROMPT), indent=2), []),
     ],
 )
 def test_words_that_the_demos_model_has_never_read_are_named(prompt: str, unknown: list[str]) -> None:
     assert unknown_words(prompt) == unknown
+
+
+@pytest.mark.parametrize("content", [None, b"{", b""])
+def test_a_tokenizer_that_cannot_be_read_is_the_loaders_to_refuse(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer").mkdir()
+        (tmp_path / "tokenizer" / "tokenizer.json").write_bytes(content)
+    assert unknown_words("a red dragon", tmp_path) == []
 
 
 def test_of_its_own_captions_it_knows_every_word() -> None:

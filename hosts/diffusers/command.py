@@ -26,6 +26,7 @@ from .settings import Settings, SettingsError
 _QUALITIES = ("off", "lossless", "high")
 
 _SIDE = 1024  # pixels
+_NAMED = 8  # words at most
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +99,8 @@ def _run(arguments: argparse.Namespace) -> None:
         if (settings.width, settings.height) != (side, side):
             _progress(f"the demo's model has learnt pictures of {side} x {side} pixels alone: others come out torn")
         if unknown := unknown_words(settings.prompt):
-            _progress(f"the demo's model has never read {', '.join(unknown)}: docs/demo_model.md says what it knows")
+            named = f"{', '.join(unknown[:_NAMED])}{', ...' if len(unknown) > _NAMED else ''}"
+            _progress(f"the demo's model has never read {named}: docs/demo_model.md says what it knows")
     device = _device(arguments.device)
     output: Path = arguments.output.expanduser()
     output.mkdir(parents=True, exist_ok=True)

@@ -9,14 +9,23 @@ from pathlib import Path
 DEMO_CHECKPOINT = Path(__file__).resolve().parents[2] / "demo_model" / "checkpoint"
 DEMO_SIDE = 256  # pixels; it has seen no other size
 
-_WORD = re.compile(r"[A-Za-z]?[a-z]{2,}")  # its captions' own; capitals are a text to be drawn letter by letter
+# Its captions have words of such letters alone; capitals are a text to be drawn letter by letter.
+_WORD = re.compile(r"(?<![\w'\u2019])[A-Za-z]?[a-z]{2,}(?![\w'\u2019])")
+_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)")  # of JSON
 
 
 def unknown_words(prompt: str, checkpoint: Path = DEMO_CHECKPOINT) -> list[str]:
-    """The words of a prompt that are in no caption of its training, each once: its tokenizer spells them in bytes."""
+    """The words of a prompt that are in no caption of its training, each once: its tokenizer spells them in bytes.
+
+    None where the tokenizer cannot be read: what loads it afterwards says why.
+    """
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer" / "tokenizer.json"))
+    prompt = _ESCAPE.sub(lambda found: " " * len(found.group()), prompt)
+    try:
+        tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer" / "tokenizer.json"))
+    except Exception:  # tokenizers raises no other
+        return []
     spans = [span for span in tokenizer.encode(prompt, add_special_tokens=False).offsets if span[0] < span[1]]
     inside = {start for start, _ in spans}
     found = [match for match in _WORD.finditer(prompt) if not inside.isdisjoint(range(match.start() + 1, match.end()))]
