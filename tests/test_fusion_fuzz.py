@@ -16,7 +16,7 @@ pytest.importorskip("diffusers")
 
 from ideogram4_fusion.fusion.fusion import Fusion
 from ideogram4_fusion.fusion.site import Site
-from ideogram4_fusion.tests.fusing import Kernel, eager_everywhere, make_fusion
+from ideogram4_fusion.tests.fusing import Gelu, Kernel, eager_everywhere, make_fusion
 from ideogram4_fusion.tests.stack import DEVICE, HIDDEN, Stack, make_inputs, make_stack
 from torch import nn
 
@@ -25,17 +25,6 @@ LIVES, EVENTS = 40, 12
 
 class _Interrupt(BaseException):
     """As core's interrupts, no Exception."""
-
-
-class _Gelu(nn.Module):
-    """A feed-forward of the same parts, of another function."""
-
-    def __init__(self, ffn: nn.Module) -> None:
-        super().__init__()
-        self.w1, self.w2, self.w3 = ffn.w1, ffn.w2, ffn.w3
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.w2(nn.functional.gelu(self.w1(x)) * self.w3(x))
 
 
 class _Life:
@@ -86,7 +75,7 @@ class _Life:
             return
         own = self.exchanged[number, part] = getattr(self.stack.layers[number], part)
         others = nn.Sequential(own), nn.RMSNorm(HIDDEN, eps=1e-2).to(DEVICE, torch.bfloat16)
-        setattr(self.stack.layers[number], part, _Gelu(own) if part == "feed_forward" else self._any(*others))
+        setattr(self.stack.layers[number], part, Gelu(own) if part == "feed_forward" else self._any(*others))
 
     def patch(self) -> None:
         ffn = self._any(*self.stack.layers).feed_forward

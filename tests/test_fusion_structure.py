@@ -14,7 +14,7 @@ pytest.importorskip("diffusers")
 
 from ideogram4_fusion.fusion.fusion import Fusion
 from ideogram4_fusion.hosts.diffusers.blocks import HOST
-from ideogram4_fusion.tests.fusing import eager_everywhere, make_fusion, run, untouched
+from ideogram4_fusion.tests.fusing import Gelu, eager_everywhere, make_fusion, run, untouched
 from ideogram4_fusion.tests.stack import DEVICE, Stack, make_inputs, make_stack
 from torch import nn
 
@@ -121,17 +121,6 @@ def test_blocks_that_use_their_parts_otherwise_run_stock(strange: str, monkeypat
     assert untouched(stack)
 
 
-class _Gelu(nn.Module):
-    """A feed-forward of the same parts, of another function."""
-
-    def __init__(self, ffn: nn.Module) -> None:
-        super().__init__()
-        self.w1, self.w2, self.w3 = ffn.w1, ffn.w2, ffn.w3
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.w2(nn.functional.gelu(self.w1(x)) * self.w3(x))
-
-
 @pytest.mark.parametrize("part", ["ffn_norm1", "feed_forward"])
 def test_what_stood_on_a_model_for_one_clone_is_forgotten_with_it(part: str) -> None:
     """A norm that declines the model before it runs, a feed-forward that is found out as it does."""
@@ -140,7 +129,7 @@ def test_what_stood_on_a_model_for_one_clone_is_forgotten_with_it(part: str) -> 
     proven = fusion.status(stack)
     block = stack.layers[1]
     own = getattr(block, part)
-    setattr(block, part, nn.Sequential(own) if part == "ffn_norm1" else _Gelu(own))
+    setattr(block, part, nn.Sequential(own) if part == "ffn_norm1" else Gelu(own))
     for _ in range(2):
         assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
     assert fusion.status(stack).startswith("stock: ") and fusion.unfused_reason(stack) is not None
