@@ -160,15 +160,16 @@ def _pictures(
         return [_velocities(side, way[:-1], features) for way, features in zip(ways, captions, strict=False)]
 
     expected = {REFERENCE: velocities(variants[REFERENCE]), FP32: velocities(exact)}
-    met: list[tuple[_Rendered, Mapping[str, Any]]] = []
+    met: list[tuple[_Rendered, dict[str, Any]]] = []
     for name, variant in variants.items():
         ours = references.get(name) or _followed(variant, captions, preset, vae)
         found = expected.get(name) or velocities(variant)
         # SSIM on the CPU takes longer than the pictures do, and most variants paint the same ones.
         distances = next((known for theirs, known in met if ours.shows_the_same_as(theirs)), None)
         if distances is None:
-            compare = (compared(name, ours.pictures, other, theirs.pictures) for other, theirs in references.items())
-            distances = {key: value for part in compare for key, value in part.items()}
+            distances = {}
+            for other, theirs in references.items():
+                distances |= compared(name, ours.pictures, other, theirs.pictures)
             met.append((ours, distances))
         row = {"variant": name, "status": status(variant), "captions": len(captions), **distances}
         for other, theirs in references.items():

@@ -170,7 +170,7 @@ class Fusion:
             parts.append("fp8 products with fast accumulation")
         if self._no_fast is not None and FP8_INPUT in self.ledger.differing:
             parts.append(f"fp8 products without fast accumulation ({self._no_fast})")
-        if self.quality == HIGH and self.ledger.settled and FP8_INPUT not in names and not mount.fp8.by_rows:
+        if self.quality == HIGH and mount.settled and FP8_INPUT not in names and not mount.fp8.by_rows:
             parts.append("no products in fp8")
         if self.pieces.row_wise_fp8 and mount.fp8.by_rows:
             why = self.ledger.refused.get(ROWS_INPUT)

@@ -35,6 +35,11 @@ _AT_ONCE = 1 << 24  # values whose distance is taken at once, in float32
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def as_integers(x: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor's values, each value's as one integer."""
+    return x.contiguous().view(_INTEGER[x.element_size()])
+
+
 def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """How many values of two tensors differ in their bytes, as an int64 scalar on their device.
 
@@ -43,8 +48,7 @@ def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """
     if a.shape != b.shape or a.dtype != b.dtype:
         raise ValueError(f"{a.dtype} {list(a.shape)} cannot equal {b.dtype} {list(b.shape)}")
-    as_integer = _INTEGER[a.element_size()]
-    return (a.contiguous().view(as_integer) != b.contiguous().view(as_integer)).sum()
+    return (as_integers(a) != as_integers(b)).sum()
 
 
 def paired(ours: Any, theirs: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -142,7 +146,6 @@ class Ledger:
         unprovable: chains that cannot be equal here in principle, whatever a comparison shows.
         proven: chains that a whole shadow forward or a self-test found equal, and none found to differ.
         unequal: chains that ever differed and were kept.
-        settled: whether a shadow forward ever came to its end.
         deferred: whether the last one left fp8 to be compared again, without a chain that it refused.
         stock_reason: why no model can be fused here, or None.
         revision: counts the conclusions drawn so far; a status is worth telling again when it has moved.
@@ -154,7 +157,6 @@ class Ledger:
     proven: set[str] = field(default_factory=set)
     unequal: set[str] = field(default_factory=set)
     unprovable: frozenset[str] = frozenset()
-    settled: bool = False
     deferred: bool = False
     stock_reason: str | None = None
     revision: int = 0
@@ -188,7 +190,7 @@ class Ledger:
     def settle(self, evidence: Evidence) -> None:
         """Draws the conclusions of a shadow forward that came to its end, of blocks that are what they seem."""
         self.revision += 1
-        self.settled, self.deferred = True, False
+        self.deferred = False
         before = len(self.refused)
         for chain, count in evidence.forms.items():
             if unequal := count.total():

@@ -17,6 +17,7 @@ from torch import nn
 
 from .emission import Emitted
 from .exchange import exchanged_forwards
+from .proof import as_integers
 
 if TYPE_CHECKING:
     from .mount import Mount
@@ -69,12 +70,12 @@ class Site:
             return self.fused(call)
         if not mount.may_compare() or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return self.stock(*args, **kwargs)  # a captured forward proves nothing: it has not run yet
-        before = _sum(x)
+        before = as_integers(x).sum()  # what is written into it changes that, but for chance
         try:
             with mount.fp8.comparing():
                 out = self.shadow(call, args, kwargs)
         except torch.OutOfMemoryError:
-            if not torch.equal(_sum(x), before):
+            if not torch.equal(as_integers(x).sum(), before):
                 raise  # stock writes into what it is given, and cannot begin anew
             mount.stop_comparing()  # the comparison holds tensors that stock would have let go of
         else:
@@ -132,11 +133,6 @@ class Site:
 
     def shadow(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         raise NotImplementedError
-
-
-def _sum(x: torch.Tensor) -> torch.Tensor:
-    """Of the bytes of a bf16 tensor, by twos; what was written into it changes that, but for chance."""
-    return x.contiguous().view(torch.int16).sum()
 
 
 def form_of(x: torch.Tensor) -> Hashable:
