@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..kernels.memory import is_out_of_memory
 from .chains import ROPE, SILU_MUL
 from .emission import BF16, BY_ROWS, PLAIN, Emitted, Form, run_linear
 from .host import Spare
@@ -118,10 +119,11 @@ class AttentionSite(Site):
         out = self.stock(*args, **kwargs)
         try:
             self._compare_form(out, args, kwargs)
-        except torch.OutOfMemoryError:
-            self.mount.stop_comparing()
         except Exception as error:
-            self.mount.ledger.refuse(ROPE, f"attention cannot be written out ({type(error).__name__})")
+            if is_out_of_memory(error):
+                self.mount.stop_comparing()
+            else:
+                self.mount.ledger.refuse(ROPE, f"attention cannot be written out ({type(error).__name__})")
         return out
 
     def _compare_form(self, out: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.modules.module as torch_modules
 from torch import nn
 
+from ..kernels.memory import is_out_of_memory
 from .block_site import BlockSite
 from .chains import BLOCK_CHAINS, FP8_INPUT, MODULATE, ROPE, SILU_MUL, Chain
 from .emission import BF16, FP8, Form
@@ -185,9 +186,9 @@ class Mount:
             try:
                 for ours, theirs in paired(chain.fused(*args), eager):
                     count.add(ours, theirs)
-            except torch.OutOfMemoryError:
-                raise
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 self.ledger.refuse(name, raised(error))
             return eager
 
@@ -230,9 +231,9 @@ class Mount:
         """What a form with fp8 in it gives; None where it raised, after which there is no more fp8."""
         try:
             return form()
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             self.ledger.refuse(FP8_INPUT, raised(error))
             return None
 
@@ -293,7 +294,9 @@ class Mount:
                     call.compared = bool(self.evidence.witnesses) or self._cut_short
                     try:
                         self._settle()
-                    except torch.OutOfMemoryError:
+                    except RuntimeError as error:
+                        if not is_out_of_memory(error):
+                            raise
                         self.stop_comparing()
             finally:
                 if mine:
@@ -328,8 +331,9 @@ def _run(chain: Chain, ledger: Ledger, *args: Any) -> Any:
         return chain.eager(*args)
     try:
         return chain.fused(*args)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # the chain is pure: its eager form gives what the kernel owes
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        # The chain is pure: its eager form gives what the kernel owes.
         ledger.refuse(chain.name, raised(error))
         return chain.eager(*args)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..kernels.memory import is_out_of_memory
 from .emission import Emitted
 from .exchange import exchanged_forwards
 from .proof import as_integers
@@ -74,9 +75,9 @@ class Site:
         try:
             with mount.fp8.comparing():
                 out = self.shadow(call, args, kwargs)
-        except torch.OutOfMemoryError:
-            if not torch.equal(as_integers(x).sum(), before):
-                raise  # stock writes into what it is given, and cannot begin anew
+        except Exception as error:
+            if not is_out_of_memory(error) or not torch.equal(as_integers(x).sum(), before):
+                raise  # stock that writes into what it is given cannot begin anew
             mount.stop_comparing()  # the comparison holds tensors that stock would have let go of
         else:
             # Behind it: one that failed inside a call which then comes to its end has shown nothing.
@@ -111,9 +112,10 @@ class Site:
             return
         try:
             look()
-        except torch.OutOfMemoryError:
-            self.mount.stop_comparing()
         except Exception as error:
+            if is_out_of_memory(error):
+                self.mount.stop_comparing()
+                return
             name = type(self.module).__name__
             self.mount.run_stock(f"{name} does not use its parts as Ideogram 4 does ({type(error).__name__})")
 

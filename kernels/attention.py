@@ -32,9 +32,9 @@ class Faster:
     on: str = ""
 
 
-# GPUs that are not listed keep what the host chose. That is the case for Ada (8.9) and both kinds of Blackwell (10.0,
-# 12.0): PyTorch gives cuDNN heads of more than 128 on Hopper alone (`check_cudnn_tensor_shapes` in ATen's
-# sdp_utils.cpp), and Ideogram 4 has 256.
+# GPUs that are not listed keep what the host chose. Ideogram 4 has heads of 256, and PyTorch gives cuDNN more than 128
+# (`check_cudnn_tensor_shapes` in ATen's sdp_utils.cpp) on Hopper alone, later versions on Blackwell's 10.x too, not on
+# Ada (8.9) or Blackwell's 12.0. 10.x is unmeasured.
 TABLE = (
     Faster(
         capability=(9, 0),

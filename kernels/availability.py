@@ -6,6 +6,7 @@ import importlib.util
 
 import torch
 
+from .memory import is_out_of_memory
 from .rows import interpreted
 
 # bf16 arithmetic and conversions in hardware.
@@ -35,9 +36,9 @@ def unavailable(device: torch.device) -> str | None:
         a = torch.linspace(-4, 4, 16, device=device).bfloat16()
         if not torch.equal(silu_mul(a, torch.ones_like(a)).isfinite(), torch.ones_like(a, dtype=torch.bool)):
             return "a first Triton kernel returned non-finite numbers"
-    except torch.OutOfMemoryError:
-        return None  # says nothing about the kernels
     except Exception as error:  # whatever Triton, its compiler or its driver raise: the model then runs stock
+        if is_out_of_memory(error):
+            return None  # says nothing about the kernels
         return f"Triton cannot run here ({_first_line(error)})"
     return None
 

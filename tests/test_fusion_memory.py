@@ -14,19 +14,46 @@ from diffusers.models.transformers.transformer_ideogram4 import Ideogram4Transfo
 from ideogram4_fusion.tests.fusing import eager_everywhere, make_fusion, run
 from ideogram4_fusion.tests.stack import Stack, make_inputs, make_stack
 
+# As PyTorch's allocator says it, and as the CUDA runtime and Triton's launcher do.
+NO_MEMORY = [
+    torch.OutOfMemoryError(),
+    getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+]
 STARVED = "stock: too little memory to compare with stock"
 
 
+@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("chain", ["modulate", "silu-mul", "rope"])
-def test_memory_that_only_the_comparison_lacks_costs_no_image(chain: str) -> None:
+def test_memory_that_only_the_comparison_lacks_costs_no_image(chain: str, error: Exception) -> None:
     def full(*args: Any) -> torch.Tensor:
-        raise torch.OutOfMemoryError
+        raise error
 
     stack, inputs = make_stack(), make_inputs()
     fusion = make_fusion({**eager_everywhere(), chain: full})
     for _ in range(2):
         assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
     assert fusion.status(stack) == STARVED
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
+def test_a_kernel_that_found_no_memory_is_no_wrong_kernel(error: Exception) -> None:
+    """The host frees some and tries again; the kernel is as proven as it was."""
+    silu_mul = eager_everywhere()["silu-mul"]
+    full: list[Exception] = []
+
+    def tight(*args: Any) -> torch.Tensor:
+        if full:
+            raise full.pop()
+        return silu_mul(*args)
+
+    stack, inputs, fusion = make_stack(), make_inputs(), make_fusion({**eager_everywhere(), "silu-mul": tight})
+    run(stack, fusion, inputs)
+    full.append(error)
+    with pytest.raises(type(error)):
+        run(stack, fusion, inputs)
+    assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
+    assert "silu-mul, rope exact" in fusion.status(stack)
 
 
 def test_what_found_no_room_once_is_compared_where_it_is_smaller_and_fused_from_then_on() -> None:

@@ -255,4 +255,4 @@ def test_what_it_has_never_read_is_told_before_it_renders(
 
     monkeypatch.setattr(compare, "compare_qualities", stop)
     assert main(["--prompt", "a red dragon", "--output", str(tmp_path)]) == 2
-    assert "has never read dragon: docs/demo_model.md" in capsys.readouterr().err
+    assert 'has never read "dragon": docs/demo_model.md' in capsys.readouterr().err

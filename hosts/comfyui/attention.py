@@ -13,6 +13,7 @@ from ...fusion.pieces import CUDNN, STOCK
 from ...kernels.attention import cudnn_attention, cudnn_is_faster
 from ...kernels.availability import is_nvidia
 from ...kernels.errors import KernelDeclined
+from ...kernels.memory import is_out_of_memory
 from .compiled import compiled
 
 log = logging.getLogger("ideogram4_fusion")
@@ -54,11 +55,11 @@ class CudnnAttention:
         if declined is None:
             try:
                 out = cudnn_attention(q, k, v)
-            except torch.OutOfMemoryError:
-                raise
             except KernelDeclined as refusal:
                 declined = str(refusal)
             except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
                 declined = self._failed = f"cuDNN fails here: {' '.join(str(error).split())[:80]}"
                 self.used = False
                 log.warning("Ideogram 4 fusion: attention stays ComfyUI's: %s", declined)

@@ -17,6 +17,7 @@ from torch import nn
 from ...fusion.emission import Emission
 from ...fusion.exchange import is_meddled_with
 from ...kernels.availability import is_nvidia
+from ...kernels.memory import is_out_of_memory
 from .row_wise import LAYOUT as ROW_WISE
 
 try:
@@ -76,10 +77,10 @@ def _multiply(linear: nn.Module, rows: torch.Tensor, scale: torch.Tensor, fast: 
                     rows, weight._qdata.t(), scale_a=one, scale_b=other, bias=bias, out_dtype=dtype
                 )
                 return product
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, TypeError):
-                pass  # then as comfy-kitchen does where this fails
+            except (RuntimeError, TypeError) as error:
+                if is_out_of_memory(error):
+                    raise
+                # Otherwise as comfy-kitchen does where this fails.
         return torch.nn.functional.linear(_wrap(rows, scale), weight, bias)
 
 
@@ -97,32 +98,33 @@ def _multiply_rows(
                 out_dtype=torch.bfloat16,
                 use_fast_accum=fast,
             )
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # of a size that it does not take
-            weight = weight.dequantize()
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            weight = weight.dequantize()  # it is of a size that the product does not take
     # Or dequantised on its way here: by a patch that came with the cast, or on another device.
     return torch.nn.functional.linear(rows.to(weight.dtype) * scale.to(weight.dtype), weight, bias)
 
 
 def _no_rows(device: torch.device) -> str | None:
-    return _no_product(device, torch.ones(16, 1, device=device), fast=False) or _no_product(
-        device, torch.ones(16, 1, device=device), fast=True
-    )
+    return _no_product(device, (16, 1), fast=False) or _no_product(device, (16, 1), fast=True)
 
 
 def _no_fast(device: torch.device) -> str | None:
-    return _no_product(device, torch.ones((), device=device), fast=True)
+    return _no_product(device, (), fast=True)
 
 
-def _no_product(device: torch.device, scale: torch.Tensor, fast: bool) -> str | None:
-    """Tries one; which GPUs have it depends on PyTorch's version."""
+def _no_product(device: torch.device, scales: tuple[int, ...], fast: bool) -> str | None:
+    """Tries one with so many scales; which GPUs have it depends on PyTorch's version."""
     if not is_nvidia(device):
         return "it needs an NVIDIA GPU"
     try:
+        scale = torch.ones(scales, device=device)
         one = torch.ones(16, 16, device=device).to(torch.float8_e4m3fn)
         torch._scaled_mm(one, one.t(), scale, scale.t(), out_dtype=torch.bfloat16, use_fast_accum=fast)
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            return None  # says nothing about the product
         return f"PyTorch has no such product here: {' '.join(str(error).split())[:80]}"
     return None
 

@@ -22,6 +22,7 @@ from comfy.model_patcher import ModelPatcher
 
 from ...checkpoint.errors import CheckpointError
 from ...checkpoint.header import read_header
+from ...kernels.memory import is_out_of_memory
 from .lora_alpha import metadata_alphas, scales
 from .lora_size import patch_size
 
@@ -60,9 +61,9 @@ def apply_lora(model: ModelPatcher, path: str | os.PathLike[str], strength: floa
         tensors = comfy.lora_convert.convert_lora(stored)
         alphas = metadata_alphas(tensors, metadata)
         found = comfy.lora.load_lora({**tensors, **alphas}, names, log_missing=False)
-    except torch.OutOfMemoryError:
-        raise
     except _DAMAGE as error:
+        if is_out_of_memory(error):
+            raise
         raise LoraError(f"{os.path.basename(path)}: it is damaged ({type(error).__name__}: {error})") from error
     # core makes patches for biases too, of weights that have none and of slices.
     patches = {target: patch for target, patch in found.items() if _weight(target) in weights}
@@ -139,11 +140,11 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], Mapping[str, str] | None
             raise LoraError(f"{path.name}: {error.problem}") from error
     try:
         stored, metadata = comfy.utils.load_torch_file(str(path), safe_load=True, return_metadata=True)
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
     except OSError as error:
         raise LoraError(f"{path.name}: it cannot be read ({error.strerror or error})") from error
     except Exception as error:  # whatever an unpickler meets, and core in what it made
+        if is_out_of_memory(error):
+            raise
         raise LoraError(f"{path.name}: it is damaged ({type(error).__name__}: {error})") from error
     found = stored.items() if isinstance(stored, dict) else ()
     # What else a pickle holds, an epoch for one, core's own loader leaves alone too.

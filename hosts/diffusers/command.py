@@ -18,7 +18,6 @@ from ...comparison.report import as_dict, text
 from ...sampling.presets import PRESETS
 from .default_prompt import DEFAULT_PROMPT
 from .demo import DEMO_CHECKPOINT, DEMO_SIDE, unknown_words
-from .memory import is_out_of_memory
 from .settings import Settings, SettingsError
 
 # Those of fusion.fusion, which must not be imported before `_device`: kernels/rows.py decides by the variable set there
@@ -40,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CheckpointError, SettingsError, OSError) as error:
         return _refused(str(error))
     except (RuntimeError, MemoryError) as error:
+        from ...kernels.memory import is_out_of_memory  # not sooner, as _QUALITIES says
+
         if not is_out_of_memory(error):
             raise
         reason = (str(error) or "unknown").splitlines()[0]
@@ -99,7 +100,8 @@ def _run(arguments: argparse.Namespace) -> None:
         if (settings.width, settings.height) != (side, side):
             _progress(f"the demo's model has learnt pictures of {side} x {side} pixels alone: others come out torn")
         if unknown := unknown_words(settings.prompt):
-            named = f"{', '.join(unknown[:_NAMED])}{', ...' if len(unknown) > _NAMED else ''}"
+            words = ", ".join(f'"{word}"' for word in unknown[:_NAMED])
+            named = f"{words}{', ...' if len(unknown) > _NAMED else ''}"
             _progress(f"the demo's model has never read {named}: docs/demo_model.md says what it knows")
     device = _device(arguments.device)
     output: Path = arguments.output.expanduser()

@@ -22,7 +22,7 @@ from ...checkpoint.inspection import Checkpoint, inspect_checkpoint
 from ...checkpoint.layout import ATTENTION_CONFIG
 from ...checkpoint.shards import find_shards
 from ...checkpoint.values import refuse_bad_values, refuse_empty_end
-from .memory import is_out_of_memory
+from ...kernels.memory import is_out_of_memory
 
 _DOWNLOAD_AGAIN = "Download this folder again."
 _BATCH_COUNT = "bn.num_batches_tracked"  # counts training steps; decoding never reads it
