@@ -294,7 +294,7 @@ class Mount:
                     call.compared = bool(self.evidence.witnesses) or self._cut_short
                     try:
                         self._settle()
-                    except RuntimeError as error:
+                    except Exception as error:
                         if not is_out_of_memory(error):
                             raise
                         self.stop_comparing()
@@ -332,8 +332,7 @@ def _run(chain: Chain, ledger: Ledger, *args: Any) -> Any:
     try:
         return chain.fused(*args)
     except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        # The chain is pure: its eager form gives what the kernel owes.
-        ledger.refuse(chain.name, raised(error))
-        return chain.eager(*args)
+        # What a launch lacks lies outside PyTorch's pool, in which there may be room; no host frees any for it.
+        if not is_out_of_memory(error):
+            ledger.refuse(chain.name, raised(error))
+    return chain.eager(*args)  # a chain is pure: this is what the kernel owes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import torch
 
@@ -28,6 +30,8 @@ def accelerator_error(message: str, code: int | None) -> Exception:
         accelerator_error("CUDA-Fehler", 2),
         RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
     ],
     ids=str,
@@ -42,6 +46,15 @@ def test_what_this_machine_says_itself() -> None:
     assert is_out_of_memory(caught.value)
 
 
+def test_what_a_compiler_or_an_interpreter_wraps() -> None:
+    with pytest.raises(ValueError, match="wrapped") as caught:
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise ValueError("wrapped") from error
+    assert is_out_of_memory(caught.value)
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -49,6 +62,8 @@ def test_what_this_machine_says_itself() -> None:
         accelerator_error("CUDA error: an illegal memory access was encountered", 700),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
         ValueError("out of memory"),
+        OSError(errno.ENOENT, "No such file or directory"),
+        RuntimeError("libgomp.so.1: cannot allocate memory in static TLS block"),
     ],
     ids=str,
 )

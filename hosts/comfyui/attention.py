@@ -55,14 +55,17 @@ class CudnnAttention:
         if declined is None:
             try:
                 out = cudnn_attention(q, k, v)
+            except torch.OutOfMemoryError:
+                raise  # core frees what it can, and says what to do
             except KernelDeclined as refusal:
                 declined = str(refusal)
             except RuntimeError as error:
                 if is_out_of_memory(error):
-                    raise
-                declined = self._failed = f"cuDNN fails here: {' '.join(str(error).split())[:80]}"
-                self.used = False
-                log.warning("Ideogram 4 fusion: attention stays ComfyUI's: %s", declined)
+                    declined = "cuDNN found too little memory"
+                else:
+                    declined = self._failed = f"cuDNN fails here: {' '.join(str(error).split())[:80]}"
+                    self.used = False
+                    log.warning("Ideogram 4 fusion: attention stays ComfyUI's: %s", declined)
             else:
                 self.used = True
                 return out.transpose(1, 2).flatten(2)

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ...checkpoint.errors import CheckpointError
 from ...checkpoint.text_encoder import TextDimensions
+from ...kernels.memory import is_out_of_memory
 from .text_encoder import ENCODER
 
 _START = "<|im_start|>"  # a text that begins so is in a template already
@@ -92,6 +93,8 @@ def _load(folder: Path) -> PreTrainedTokenizerBase:
         if not _in_template(tokenizer, "a"):
             raise ValueError("its chat template makes nothing of the prompt")
     except Exception as error:  # transformers, tokenizers and Jinja share no base class
+        if is_out_of_memory(error):
+            raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(folder, f"the tokenizer cannot be loaded ({reason})", _ADVICE) from error
     return tokenizer

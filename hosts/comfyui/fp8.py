@@ -77,10 +77,10 @@ def _multiply(linear: nn.Module, rows: torch.Tensor, scale: torch.Tensor, fast: 
                     rows, weight._qdata.t(), scale_a=one, scale_b=other, bias=bias, out_dtype=dtype
                 )
                 return product
-            except (RuntimeError, TypeError) as error:
-                if is_out_of_memory(error):
-                    raise
-                # Otherwise as comfy-kitchen does where this fails.
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, TypeError):
+                pass  # then as comfy-kitchen does where this fails
         return torch.nn.functional.linear(_wrap(rows, scale), weight, bias)
 
 
@@ -98,10 +98,10 @@ def _multiply_rows(
                 out_dtype=torch.bfloat16,
                 use_fast_accum=fast,
             )
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
-            weight = weight.dequantize()  # it is of a size that the product does not take
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # of a size that it does not take
+            weight = weight.dequantize()
     # Or dequantised on its way here: by a patch that came with the cast, or on another device.
     return torch.nn.functional.linear(rows.to(weight.dtype) * scale.to(weight.dtype), weight, bias)
 

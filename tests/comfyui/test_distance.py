@@ -19,7 +19,7 @@ import ideogram4_fusion.fusion.fusion
 import pytest
 import torch
 from ideogram4_fusion.benchmarks import comfyui_distance
-from ideogram4_fusion.benchmarks.comfyui_distance import LAYOUTS, VARIANTS
+from ideogram4_fusion.benchmarks.comfyui_distance import LAYOUTS
 from ideogram4_fusion.comparison.verdict import CLOSE_DB
 from ideogram4_fusion.fusion.chains import SILU_MUL
 from ideogram4_fusion.hosts.diffusers.demo import DEMO_CHECKPOINT
@@ -28,7 +28,13 @@ from ideogram4_fusion.sampling.presets import PRESETS
 ON_GPU = torch.cuda.is_available()
 PRESET, CAPTIONS = "INSTANT_8", 64 if ON_GPU else 2
 MEDIAN_DB = 38.0  # at least, of `high` to `lossless`
-EQUAL = ("lossless", "stock", "nothing")
+NAMES = (
+    *("lossless", "high", "stock", "nothing", "attention", "fast accumulation", "row-wise fp8"),
+    "unproven chains",
+)
+# On a CPU those that mount the chain that rounds otherwise; on a GPU what differs is each piece's own.
+INEXACT = ("high", "unproven chains")
+EQUAL = ("lossless", "stock", "nothing") if ON_GPU else tuple(name for name in NAMES if name not in INEXACT)
 
 
 @pytest.fixture
@@ -46,7 +52,13 @@ def rows(exact_on_the_cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     options = Namespace(
         folder=DEMO_CHECKPOINT, captions=CAPTIONS, layouts=LAYOUTS, presets=[PRESET], no_block=True, output=output
     )
-    comfyui_distance.run(options, tmp_path)
+    threads = torch.get_num_threads()
+    if not ON_GPU:
+        torch.set_num_threads(1)  # two wait for each other beside another busy process
+    try:
+        comfyui_distance.run(options, tmp_path)
+    finally:
+        torch.set_num_threads(threads)
     found: list[dict[str, Any]] = json.loads(output.read_text(encoding="utf-8"))["rows"]
     return found
 
@@ -57,7 +69,7 @@ def rounded_otherwise(gate: torch.Tensor, up: torch.Tensor, form: object = None)
 
 
 def test_distances_of_each_piece(rows: list[dict[str, Any]]) -> None:
-    assert [(row["layout"], row["variant"]) for row in rows] == [(one, name) for one in LAYOUTS for name in VARIANTS]
+    assert [(row["layout"], row["variant"]) for row in rows] == [(one, name) for one in LAYOUTS for name in NAMES]
     for row in rows:
         psnr, ssim = row["psnr_db_to_lossless"], row["ssim_to_lossless"]
         print(row["layout"], row["variant"], row["status"], f"PSNR {psnr}, SSIM {ssim}", sep="; ")
@@ -66,15 +78,15 @@ def test_distances_of_each_piece(rows: list[dict[str, Any]]) -> None:
         for name in ("drift_from", "velocity_error_to"):
             assert all(len(row[f"{name}_{other}"]) == PRESETS[PRESET].steps for other in ("lossless", "fp32"))
         # Nothing computes in fp32 here but the reference for it.
-        assert row["identical_to_fp32"] == 0 and min(row["velocity_error_to_fp32"]) > 0
+        assert row["identical_to_fp32"] == 0 and min(row["velocity_error_to_fp32"] + row["drift_from_fp32"]) > 0
         if row["variant"] in EQUAL:
             assert row["identical_to_lossless"] == CAPTIONS
             assert max(row["velocity_error_to_lossless"] + row["drift_from_lossless"]) == 0
-    for row in (row for row in rows if row["variant"] == "high"):
-        psnr = row["psnr_db_to_lossless"]
-        assert row["identical_to_lossless"] < CAPTIONS and max(row["velocity_error_to_lossless"]) > 0
-        assert psnr["median"] >= MEDIAN_DB and psnr["min"] >= CLOSE_DB
-    if not ON_GPU:
-        unproven = {row["variant"]: row for row in rows if row["layout"] == LAYOUTS[0]}
-        assert unproven["unproven chains"]["drift_from_lossless"] == unproven["high"]["drift_from_lossless"]
-        assert unproven["attention"]["identical_to_lossless"] == CAPTIONS
+        elif row["variant"] in INEXACT and not (ON_GPU and row["variant"] == "unproven chains"):
+            assert row["identical_to_lossless"] < CAPTIONS
+            assert min(row["velocity_error_to_lossless"] + row["drift_from_lossless"]) > 0
+            assert psnr["median"] >= MEDIAN_DB and psnr["min"] >= CLOSE_DB
+    found = {(row["layout"], row["variant"]): row for row in rows}
+    assert all(found[layout, "stock"]["status"] == "off: stock" for layout in LAYOUTS)
+    row_wise, scaled = (found[layout, "lossless"]["drift_from_fp32"] for layout in LAYOUTS)
+    assert row_wise != scaled, "the layouts round their weights otherwise"

@@ -149,6 +149,23 @@ def test_it_leaves_to_core_what_it_does_not_stand_for(
     assert bool((out == 2).all()) and ours.status.startswith("ComfyUI's (") and words in ours.status
 
 
+def test_cudnn_that_found_no_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = [RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")]
+
+    def cudnn(q: torch.Tensor, *_: object) -> torch.Tensor:
+        if full:
+            raise full.pop()
+        return torch.zeros_like(q)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(attention, "cudnn_attention", cudnn)
+    ours = attention.CudnnAttention("cudnn")
+    q = torch.zeros(1, 2, 3, 64).as_subclass(_OnAnyGpu)
+    for expected in (2, 0):
+        assert bool((ours(theirs, q, q, q, 2, None, skip_reshape=True) == expected).all())
+    assert ours.status == "cuDNN, else ComfyUI's (cuDNN found too little memory)"
+
+
 def test_cudnn_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
 
