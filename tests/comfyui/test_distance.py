@@ -90,3 +90,11 @@ def test_distances_of_each_piece(rows: list[dict[str, Any]]) -> None:
     assert all(found[layout, "stock"]["status"] == "off: stock" for layout in LAYOUTS)
     row_wise, scaled = (found[layout, "lossless"]["drift_from_fp32"] for layout in LAYOUTS)
     assert row_wise != scaled, "the layouts round their weights otherwise"
+
+
+def test_pictures_are_the_same_where_all_of_them_are() -> None:
+    """Only then are the distances of one variant those of another."""
+    black, white = torch.zeros(1, 2, 2, 3), torch.ones(1, 2, 2, 3)
+    both, other = (comfyui_distance._Rendered(pictures, []) for pictures in ([black, white], [black, black]))
+    assert both.shows_the_same_as(comfyui_distance._Rendered([black, white], []))
+    assert not both.shows_the_same_as(other)
