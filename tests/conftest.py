@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,3 +21,12 @@ if not torch.cuda.is_available():
 _package = types.ModuleType("ideogram4_fusion")
 _package.__path__ = [str(ROOT)]
 sys.modules.setdefault("ideogram4_fusion", _package)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For pictures rendered on the CPU: two threads wait for each other beside another busy process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,8 @@ from ideogram4_fusion.hosts.diffusers.render import Renderer, Rendering
 from ideogram4_fusion.hosts.diffusers.settings import Settings
 from ideogram4_fusion.sampling.presets import PRESETS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 # Interpreted, a step of 256 pixels takes two to six seconds. With 36 tokens of image and these captions a row kernel is
 # one program of 64 rows.
@@ -37,14 +38,6 @@ CAPTIONS = (
     "an orange square on white, the word TREE",
 )
 PSNR_DB, SSIM = 35.0, 0.98  # the least of any caption; benchmarks/comfyui_distance.py has the distribution of 64
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,8 @@ pytest.importorskip("triton")
 pytest.importorskip("diffusers")
 
 from diffusers.models.transformers.transformer_ideogram4 import Ideogram4TransformerBlock
-from ideogram4_fusion.kernels import silu_mul
 from ideogram4_fusion.kernels.availability import unavailable
-from ideogram4_fusion.tests.fusing import eager_everywhere, make_fusion, run
+from ideogram4_fusion.tests.fusing import Kernel, eager_everywhere, make_fusion, run
 from ideogram4_fusion.tests.stack import DEVICE, Stack, make_inputs, make_stack
 
 # As PyTorch's allocator says it, and as the CUDA runtime and Triton's launcher do.
@@ -22,23 +21,28 @@ NO_MEMORY = [
     getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: out of memory"),
     RuntimeError("Triton Error [CUDA]: out of memory"),
 ]
+however_it_is_said = pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
 STARVED = "stock: too little memory to compare with stock"
 
 
-@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("chain", ["modulate", "silu-mul", "rope"])
-def test_memory_that_only_the_comparison_lacks_costs_no_image(chain: str, error: Exception) -> None:
+def raising(error: Exception) -> Kernel:
     def full(*args: Any) -> torch.Tensor:
         raise error
 
+    return full
+
+
+@however_it_is_said
+@pytest.mark.parametrize("chain", ["modulate", "silu-mul", "rope"])
+def test_memory_that_only_the_comparison_lacks_costs_no_image(chain: str, error: Exception) -> None:
     stack, inputs = make_stack(), make_inputs()
-    fusion = make_fusion({**eager_everywhere(), chain: full})
+    fusion = make_fusion({**eager_everywhere(), chain: raising(error)})
     for _ in range(2):
         assert torch.equal(run(stack, fusion, inputs), run(stack, None, inputs))
     assert fusion.status(stack) == STARVED
 
 
-@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
+@however_it_is_said
 def test_a_kernel_that_found_no_memory_is_no_wrong_kernel(error: Exception) -> None:
     """Its eager form stands in for that once; the kernel is as proven as it was."""
     silu_mul = eager_everywhere()["silu-mul"]
@@ -57,22 +61,16 @@ def test_a_kernel_that_found_no_memory_is_no_wrong_kernel(error: Exception) -> N
     assert not full and "silu-mul, rope exact" in fusion.status(stack)
 
 
-@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
+@however_it_is_said
 def test_a_self_test_that_finds_no_memory_for_a_kernel_refuses_none(error: Exception) -> None:
-    def full(*args: Any) -> torch.Tensor:
-        raise error
-
-    stack, fusion = make_stack(), make_fusion({**eager_everywhere(), "silu-mul": full})
+    stack, fusion = make_stack(), make_fusion({**eager_everywhere(), "silu-mul": raising(error)})
     fusion.self_test(stack)
     assert "silu-mul" not in fusion.ledger.refused and "silu-mul" not in fusion.ledger.proven
 
 
-@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
+@however_it_is_said
 def test_a_full_gpu_is_no_gpu_without_kernels(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> torch.Tensor:
-        raise error
-
-    monkeypatch.setattr(silu_mul, "silu_mul", full)
+    monkeypatch.setattr("ideogram4_fusion.kernels.silu_mul.silu_mul", raising(error))
     assert unavailable(torch.device(DEVICE)) is None
 
 
@@ -161,7 +159,7 @@ def test_a_forward_that_failed_inside_a_call_proves_nothing() -> None:
         assert torch.equal(run(stack, fusion, both), run(stack, None, both))
 
 
-@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
+@however_it_is_said
 def test_stock_gets_the_memory_that_the_comparison_beside_it_held(error: Exception) -> None:
     stack, fusion, inputs = make_stack(), make_fusion(eager_everywhere()), make_inputs()
     expected = run(stack, None, inputs)

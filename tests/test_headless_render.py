@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from ideogram4_fusion.sampling.schedule import sigmas
 from ideogram4_fusion.tests.tiny_checkpoint import write_tiny_checkpoint
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 SETTINGS = Settings("a red cat", PRESETS["INSTANT_8"], 64, 48, 0)
 
@@ -30,14 +31,6 @@ SETTINGS = Settings("a red cat", PRESETS["INSTANT_8"], 64, 48, 0)
 def short(guidance: float = 1.0) -> Settings:
     """One step more than the warm-up has."""
     return dataclasses.replace(SETTINGS, preset=Preset("SHORT", 3, 0.0, 1.75, (guidance,) * 3, "none"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)")  # of JSON
 def unknown_words(prompt: str, checkpoint: Path = DEMO_CHECKPOINT) -> list[str]:
     """The words of a prompt that are in no caption of its training, each once: its tokenizer spells them in bytes.
 
-    None where the tokenizer cannot be read: what loads it afterwards says why.
+    An empty list where the tokenizer cannot be read: what loads it afterwards says why.
     """
     from tokenizers import Tokenizer
 

@@ -28,17 +28,17 @@ from ideogram4_fusion.sampling.presets import PRESETS
 ON_GPU = torch.cuda.is_available()
 PRESET, CAPTIONS = "INSTANT_8", 64 if ON_GPU else 2
 MEDIAN_DB = 38.0  # at least, of `high` to `lossless`
-NAMES = (
-    *("lossless", "high", "stock", "nothing", "attention", "fast accumulation", "row-wise fp8"),
-    "unproven chains",
-)
-# On a CPU those that mount the chain that rounds otherwise; on a GPU what differs is each piece's own.
-INEXACT = ("high", "unproven chains")
-EQUAL = ("lossless", "stock", "nothing") if ON_GPU else tuple(name for name in NAMES if name not in INEXACT)
+PIECES = ("attention", "fast accumulation", "row-wise fp8", "unproven chains")
+NAMES = ("lossless", "high", "stock", "nothing", *PIECES)
+# A CPU mounts the chain that rounds otherwise as an unproven one; on a GPU it is each piece's own affair.
+DIFFERENT = ("high",) if ON_GPU else ("high", "unproven chains")
+EQUAL = ("lossless", "stock", "nothing") if ON_GPU else tuple(name for name in NAMES if name not in DIFFERENT)
 
 
 @pytest.fixture
-def rows(exact_on_the_cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def rows(
+    exact_on_the_cpu: None, one_thread: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, Any]]:
     if not ON_GPU:
         monkeypatch.setattr(comfyui_distance, "SIDE", 64)
         monkeypatch.setattr(comfyui_distance, "FOLLOWED", 1)
@@ -52,13 +52,7 @@ def rows(exact_on_the_cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     options = Namespace(
         folder=DEMO_CHECKPOINT, captions=CAPTIONS, layouts=LAYOUTS, presets=[PRESET], no_block=True, output=output
     )
-    threads = torch.get_num_threads()
-    if not ON_GPU:
-        torch.set_num_threads(1)  # two wait for each other beside another busy process
-    try:
-        comfyui_distance.run(options, tmp_path)
-    finally:
-        torch.set_num_threads(threads)
+    comfyui_distance.run(options, tmp_path)
     found: list[dict[str, Any]] = json.loads(output.read_text(encoding="utf-8"))["rows"]
     return found
 
@@ -82,7 +76,7 @@ def test_distances_of_each_piece(rows: list[dict[str, Any]]) -> None:
         if row["variant"] in EQUAL:
             assert row["identical_to_lossless"] == CAPTIONS
             assert max(row["velocity_error_to_lossless"] + row["drift_from_lossless"]) == 0
-        elif row["variant"] in INEXACT and not (ON_GPU and row["variant"] == "unproven chains"):
+        elif row["variant"] in DIFFERENT:
             assert row["identical_to_lossless"] < CAPTIONS
             assert min(row["velocity_error_to_lossless"] + row["drift_from_lossless"]) > 0
             assert psnr["median"] >= MEDIAN_DB and psnr["min"] >= CLOSE_DB
